@@ -1,0 +1,150 @@
+"""How published tensors map to parameter trees, written once and used for loading, saving and gradients."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.config import DrafterConfig, ModelConfig
+
+
+class TensorError(ValueError):
+  """Missing, extra or mis-shaped tensors; the message lists their names."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """One parameter: its path, the published tensors that it is made of, and their shapes.
+
+  outputs: output axes of a kernel as published, split into the axes used here; None for a tensor that is kept as it is.
+  stack: where several published tensors meet, the axis of the output axes that counts them.
+  """
+
+  path: tuple[str, ...]
+  names: tuple[str, ...]
+  shape: tuple[int, ...]  # of each published tensor
+  outputs: tuple[int, ...] | None = None
+  stack: int = 0
+
+  def join(self, tensors: list[np.ndarray], transposed: bool) -> np.ndarray:
+    """Published tensors → the parameter."""
+    if self.outputs is None:
+      return tensors[0]
+    inputs = self.shape[1:]  # Empty for a bias.
+    parts = [t.reshape(*self.outputs, *inputs) for t in tensors]
+    whole = np.stack(parts, self.stack) if len(parts) > 1 else parts[0]
+    return whole if transposed or not inputs else np.moveaxis(whole, -1, 0)
+
+  def split(self, parameter: np.ndarray, transposed: bool) -> list[np.ndarray]:
+    """The parameter → published tensors."""
+    if self.outputs is None:
+      return [parameter]
+    whole = parameter if transposed or len(self.shape) == 1 else np.moveaxis(parameter, 0, -1)
+    parts = [np.take(whole, i, self.stack) for i in range(len(self.names))] if len(self.names) > 1 else [whole]
+    return [np.ascontiguousarray(p).reshape(self.shape) for p in parts]
+
+
+def layer_entries(c: ModelConfig, prefix: str, path: tuple[str, ...]) -> list[Entry]:
+  """The entries of one transformer layer under `prefix`."""
+  head = c.head_dim
+  out = []
+
+  def linear(where: tuple[str, ...], names: tuple[str, ...], outputs: tuple[int, ...], inputs: int, stack: int, bias: bool):
+    names = tuple(prefix + n for n in names)
+    size = int(np.prod(outputs))
+    out.append(Entry((*path, *where, "kernel"), tuple(n + ".weight" for n in names), (size, inputs), outputs, stack))
+    if bias:
+      out.append(Entry((*path, *where, "bias"), tuple(n + ".bias" for n in names), (size,), outputs, stack))
+
+  def norm(where: tuple[str, ...], name: str, size: int):
+    out.append(Entry((*path, *where, "scale"), (f"{prefix}{name}.weight",), (size,)))
+
+  norm(("attention_norm",), "input_layernorm", c.width)
+  norm(("mlp_norm",), "post_attention_layernorm", c.width)
+  linear(("attention", "q"), ("self_attn.q_proj",), (c.kv_heads, c.groups, head), c.width, 0, c.attention_bias)
+  linear(("attention", "kv"), ("self_attn.k_proj", "self_attn.v_proj"), (c.kv_heads, head), c.width, 1, c.attention_bias)
+  linear(("attention", "o"), ("self_attn.o_proj",), (c.width,), c.heads * head, 0, c.attention_bias)
+  if c.qk_norm:
+    norm(("attention", "q_norm"), "self_attn.q_norm", head)
+    norm(("attention", "k_norm"), "self_attn.k_norm", head)
+  linear(("mlp", "gate_up"), ("mlp.gate_proj", "mlp.up_proj"), (c.mlp,), c.width, 0, c.mlp_bias)
+  linear(("mlp", "down"), ("mlp.down_proj",), (c.width,), c.mlp, 0, c.mlp_bias)
+  return out
+
+
+def decoder_entries(c: ModelConfig) -> list[Entry]:
+  """A Llama or Qwen3 checkpoint; layers stand under ("layers", "0") … until `stack_layers`."""
+  out = [Entry(("embedding",), ("model.embed_tokens.weight",), (c.vocab, c.width)),
+         Entry(("final_norm", "scale"), ("model.norm.weight",), (c.width,))]
+  if not c.tied:
+    out.append(Entry(("head", "kernel"), ("lm_head.weight",), (c.vocab, c.width)))
+  for i in range(c.layers):
+    out += layer_entries(c, f"model.layers.{i}.", ("layers", str(i)))
+  return out
+
+
+def drafter_entries(c: DrafterConfig) -> list[Entry]:
+  """A block drafter in DeepSpec's layout (RELEASED_FORMATS §1.2): no prefix, its own copies of embedding and head."""
+  m, r = c.model, c.markov_rank
+  out = [Entry(("embedding",), ("embed_tokens.weight",), (m.vocab, m.width)),
+         Entry(("head", "kernel"), ("lm_head.weight",), (m.vocab, m.width)),
+         Entry(("fuse", "kernel"), ("fc.weight",), (m.width, len(c.taps) * m.width), (m.width,)),
+         Entry(("fuse_norm", "scale"), ("hidden_norm.weight",), (m.width,)),
+         Entry(("final_norm", "scale"), ("norm.weight",), (m.width,))]
+  for i in range(m.layers):
+    out += layer_entries(m, f"layers.{i}.", (f"layers_{i}",))
+  if r:
+    out += [Entry(("markov", "previous"), ("markov_head.markov_w1.weight",), (m.vocab, r)),
+            Entry(("markov", "bias"), ("markov_head.markov_w2.weight",), (m.vocab, r))]
+  if c.confidence:
+    inputs = m.width + (r if c.confidence_with_markov else 0)
+    out += [Entry(("confidence", "kernel"), ("confidence_head.proj.weight",), (1, inputs)),
+            Entry(("confidence", "bias"), ("confidence_head.proj.bias",), (1,))]
+  return out
+
+
+def build(entries: Iterable[Entry], shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray], transposed: bool) -> dict[str, Any]:
+  """The parameter tree from published tensors: `shapes` are all there are, `read(name)` gives one.
+
+  Raises TensorError that lists every missing, extra and mis-shaped name.
+  """
+  entries = list(entries)
+  wanted = {name: e.shape for e in entries for name in e.names}
+  faults = [f"missing: {', '.join(sorted(wanted.keys() - shapes.keys()))}"] if wanted.keys() - shapes.keys() else []
+  if shapes.keys() - wanted.keys():
+    faults.append(f"extra: {', '.join(sorted(shapes.keys() - wanted.keys()))}")
+  wrong = [f"{n} is {tuple(shapes[n])}, expected {wanted[n]}" for n in sorted(wanted.keys() & shapes.keys()) if tuple(shapes[n]) != wanted[n]]
+  faults += [f"mis-shaped: {'; '.join(wrong)}"] if wrong else []
+  if faults:
+    raise TensorError("the checkpoint does not match its config.json: " + " | ".join(faults))
+  tree: dict[str, Any] = {}
+  for e in entries:
+    place(tree, e.path, e.join([read(n) for n in e.names], transposed))
+  return tree
+
+
+def take_apart(entries: Iterable[Entry], params: Mapping[str, Any], transposed: bool = False) -> dict[str, np.ndarray]:
+  """Published tensors from a parameter tree; works on gradients as well."""
+  out = {}
+  for e in entries:
+    value = params
+    for key in e.path:
+      value = value[key]
+    out.update(zip(e.names, e.split(np.asarray(value), transposed)))
+  return out
+
+
+def place(tree: dict[str, Any], path: tuple[str, ...], value) -> None:
+  """Sets tree[path[0]][path[1]]… = value, making the levels between."""
+  for key in path[:-1]:
+    tree = tree.setdefault(key, {})
+  tree[path[-1]] = value
+
+
+def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
+  """{"layers": {"0": …, "1": …}} → {"layers": stacked}, the form that `lax.scan` runs over."""
+  import jax  # Only here: the rest of the module is NumPy.
+
+  layers = params["layers"]
+  return {**params, "layers": jax.tree.map(lambda *x: np.stack(x), *(layers[str(i)] for i in range(len(layers))))}

@@ -1,0 +1,142 @@
+"""One decoder for the Llama and Qwen3 families, by config."""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.config import ModelConfig
+from specdec_jax.models import cache as cache_lib
+from specdec_jax.models.cache import Cache
+from specdec_jax.models.layers import Head, Layer, RMSNorm, attend, project_vocab, rotary_angles
+from specdec_jax.typing import Bool, Float, Int
+
+
+class Decoder(nn.Module):
+  """A decoder-only transformer with taps and an optional slot cache.
+
+  stacked: layer parameters carry a leading axis Y and run under `lax.scan`, in segments that end at the taps, so that
+    compile time stays flat with depth; otherwise they are a dict {"0": …} and run unrolled, a third faster on CPU.
+  transposed: kernels are stored output-major (see `Projection`).
+  """
+
+  config: ModelConfig
+  stacked: bool = True
+  transposed: bool = False
+
+  def setup(self):
+    c = self.config
+    self.embedding = self.param("embedding", nn.initializers.normal(c.init_scale), (c.vocab, c.width))
+    self.layers = self.param("layers", self._init_layers)
+    self.final_norm = RMSNorm(c.width, c.norm_eps)
+    if not c.tied:
+      self.head = Head(c.vocab, c.width, c.init_scale)
+
+  def _layer(self) -> Layer:
+    return Layer(self.config, self.transposed, parent=None)
+
+  def _init_layers(self, key):
+    c = self.config
+    x = jnp.zeros((1, 1, c.width))
+    angles = rotary_angles(c.rotary, jnp.zeros((1, 1), jnp.int32))
+
+    def mix(attention, h):
+      attention.keys_values(h, angles)
+      return attention.queries(h, angles), None
+
+    keys = jax.random.split(key, c.layers)
+    init = lambda k: self._layer().init(k, x, mix)["params"]
+    return jax.vmap(init)(keys) if self.stacked else {str(i): init(k) for i, k in enumerate(keys)}
+
+  def __call__(
+      self, tokens: Int["B T"], cache: Cache | None = None, segments: Int["B T"] | None = None, taps: Sequence[int] = (),
+  ) -> tuple[Float["B T D"], Float["B T M D"], Cache | None]:
+    """Final-normed hidden states, the raw outputs of the tapped layers (-1: the embedding), and the written cache.
+
+    With a cache, tokens follow each slot's committed rows; they are written there and the lengths stay as they were:
+    committing is the caller's decision. Without one, `segments` [B,T] packs several texts in a row: 0 is padding, a token
+    sees earlier tokens of its own segment only, and positions count from the segment's start.
+    """
+    c = self.config
+    start = cache.lengths if cache is not None else None
+    positions, visible = _cached_view(tokens, cache) if cache is not None else _packed_view(tokens, segments)
+    angles = rotary_angles(c.rotary, positions)
+    key_positions = jnp.arange(visible.shape[-1])[None, None] if cache is not None else positions[:, None, :]
+    x = jnp.take(self.embedding, tokens, axis=0, mode="clip")
+    buffers = (cache.keys, cache.values) if cache is not None else None
+
+    def run(params, x, buffers, index, window):
+      """One layer: buffers are this layer's [B,K,S,H] or, with a traced `index`, the stacked ones."""
+      seen = visible if window is None else visible & (positions[..., None] - key_positions < window)
+
+      def mix(attention, h):
+        k, v = attention.keys_values(h, angles)
+        if buffers is None:
+          new, rows = None, (k.swapaxes(1, 2), v.swapaxes(1, 2))
+        elif index is None:
+          new = rows = tuple(cache_lib.write_rows(b, r, start) for b, r in zip(buffers, (k, v)))
+        else:
+          new = tuple(cache_lib.write_stacked(b, index, r, start) for b, r in zip(buffers, (k, v)))
+          rows = tuple(jax.lax.dynamic_index_in_dim(b, index, keepdims=False) for b in new)
+        return attend(attention.queries(h, angles), *(r.astype(h.dtype) for r in rows), seen), new
+
+      return self._layer().apply({"params": params}, x, mix)
+
+    tapped = {-1: x}
+    if self.stacked:
+      x, buffers = self._scan(run, x, buffers, taps, tapped)
+    else:
+      keys, values = [], []
+      for i in range(c.layers):
+        mine = None if buffers is None else (buffers[0][i], buffers[1][i])
+        x, new = run(self.layers[str(i)], x, mine, None, c.windows[i])
+        if new is not None:
+          keys.append(new[0])
+          values.append(new[1])
+        tapped[i] = x
+      buffers = (tuple(keys), tuple(values))
+    stack = jnp.stack([tapped[t] for t in taps], 2) if taps else jnp.zeros((*x.shape[:2], 0, x.shape[-1]), x.dtype)
+    cache = cache.replace(keys=buffers[0], values=buffers[1]) if cache is not None else None
+    return self.final_norm(x), stack, cache
+
+  def _scan(self, run, x, buffers, taps, tapped):
+    """Segments that end at the taps; the cache is the carry, so it is updated in place and never copied whole."""
+    c = self.config
+    windowed = any(c.windows)
+    windows = jnp.array([w or jnp.iinfo(jnp.int32).max for w in c.windows])
+
+    def step(carry, i):
+      x, buffers = carry
+      params = jax.tree.map(lambda w: jax.lax.dynamic_index_in_dim(w, i, keepdims=False), self.layers)
+      x, new = run(params, x, buffers, i, windows[i] if windowed else None)
+      return (x, new), None
+
+    begin = 0
+    for end in sorted({t for t in taps if t >= 0} | {c.layers - 1}):
+      (x, buffers), _ = jax.lax.scan(step, (x, buffers), jnp.arange(begin, end + 1))
+      tapped[end], begin = x, end + 1
+    return x, buffers
+
+  def logits(self, hidden: Float["B T D"]) -> Float["B T V"]:
+    """Next-token logits of final-normed hidden states; call it on the rows that are needed only."""
+    return project_vocab(hidden, self.embedding) if self.config.tied else self.head(hidden)
+
+  def init_all(self, tokens):
+    """Initialises every parameter, the head included."""
+    return self.logits(self(tokens)[0])
+
+
+def _cached_view(tokens, cache: Cache) -> tuple[Int["B T"], Bool["B T S"]]:
+  positions = cache.lengths[:, None] + jnp.arange(tokens.shape[1])
+  return positions, jnp.arange(cache.capacity)[None, None] <= positions[..., None]
+
+
+def _packed_view(tokens, segments) -> tuple[Int["B T"], Bool["B T S"]]:
+  index = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+  causal = index[:, :, None] >= index[:, None, :]
+  if segments is None:
+    return index, causal
+  same = (segments[:, :, None] == segments[:, None, :]) & (segments[:, None, :] != 0)
+  visible = causal & same
+  return jnp.maximum(visible.sum(-1) - 1, 0), visible

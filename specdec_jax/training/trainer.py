@@ -1,0 +1,86 @@
+"""The training loop: one donated, jitted update; progress, metrics, checkpoints, and a stop at the first bad loss."""
+
+import json
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from rich import progress
+
+from specdec_jax.training import checkpoint
+
+
+@flax.struct.dataclass
+class TrainState:
+  """Everything that a run needs to go on: step (also the data position), parameters, optimizer state, key."""
+
+  step: jax.Array
+  params: Any
+  optimizer: Any
+  key: jax.Array
+
+
+class NonFiniteLoss(FloatingPointError):
+  """The loss was NaN or infinite; the message names the step."""
+
+
+def make_update(loss_fn: Callable, tx: optax.GradientTransformation) -> Callable:
+  """update(state, batch, constants) → (state, metrics), state donated.
+
+  loss_fn(params, batch, key, constants) → (loss, metrics); `constants` is a pytree that is not trained (a frozen target).
+  """
+
+  def update(state: TrainState, batch, constants):
+    key = jax.random.fold_in(state.key, state.step)
+    (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, batch, key, constants)
+    change, optimizer = tx.update(grads, state.optimizer, state.params)
+    state = state.replace(step=state.step + 1, params=optax.apply_updates(state.params, change), optimizer=optimizer)
+    return state, {"loss": loss, "grad_norm": optax.global_norm(grads), **metrics}
+
+  return jax.jit(update, donate_argnums=0)
+
+
+def fit(
+    params, loss_fn: Callable, tx: optax.GradientTransformation, batch_at: Callable[[int], Any], steps: int,
+    workdir: pathlib.Path, seed: int = 0, constants=None, log_every: int = 20, save_every: int = 200,
+    evaluate: Callable[[Any], dict[str, float]] | None = None,
+) -> Any:
+  """Trains `params` for `steps` updates and returns them; resumes from `workdir`'s last checkpoint.
+
+  batch_at(i) is the batch of update i, a pure function, so that the step alone is the data position. `evaluate(params)`
+  runs at every checkpoint. Metrics go to workdir/metrics.jsonl. Raises NonFiniteLoss.
+  """
+  workdir.mkdir(parents=True, exist_ok=True)
+  checkpoints = checkpoint.manager(workdir / "checkpoints")
+  params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)  # The update donates its state, never the caller's.
+  state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), jax.random.key(seed))
+  state = checkpoint.restore(checkpoints, state) or state
+  begin, update = int(state.step), make_update(loss_fn, tx)
+  began, log = time.time(), (workdir / "metrics.jsonl").open("a")
+  with progress.Progress(*progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[note]}")) as bar, log:
+    task = bar.add_task("training", total=steps, completed=begin, note="")
+    for i in range(begin, steps):
+      state, metrics = update(state, batch_at(i), constants)
+      last = i + 1 == steps
+      if (i + 1) % log_every == 0 or last:
+        row = {"step": i + 1, "seconds": round(time.time() - began, 1), **{k: float(v) for k, v in metrics.items()}}
+        if not jnp.isfinite(row["loss"]):
+          raise NonFiniteLoss(f"loss {row['loss']} at step {i + 1}, or in the {log_every} steps before it")
+        log.write(json.dumps(row) + "\n")
+        log.flush()
+        bar.update(task, completed=i + 1, note=f"loss {row['loss']:.4f}")
+      if (i + 1) % save_every == 0 or last:
+        checkpoint.save(checkpoints, i + 1, state)
+        if evaluate is not None:
+          found = {"step": i + 1, **evaluate(state.params)}
+          log.write(json.dumps(found) + "\n")
+          log.flush()
+          bar.console.print(found)
+  checkpoints.wait_until_finished()
+  checkpoints.close()
+  return state.params
