@@ -1,2 +1,116 @@
-def load_target(*a): raise NotImplementedError
-def load_drafter(*a): raise NotImplementedError
+"""Targets and drafters from the shipped assets, published folders and GGUF files."""
+
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax.config import DrafterConfig, ModelConfig, ids
+from specdec_jax.data.prompts import ASSETS
+from specdec_jax.data.tokenizer import load_tokenizer
+from specdec_jax.drafters.base import Drafter
+from specdec_jax.drafters.block import BlockDrafter
+from specdec_jax.hub import folder as folder_lib
+from specdec_jax.hub import layout
+from specdec_jax.hub.gguf import open_gguf
+from specdec_jax.models.decoder import Decoder
+from specdec_jax.models.target import Target
+
+DTYPES = ("float32", "bfloat16")
+
+
+def load_target(
+    name_or_path: str | pathlib.Path, dtype: str = "float32", mesh=None, stacked: bool | None = None, transposed: bool = False,
+) -> Target:
+  """A target by name ("tiny", or another shipped one), from a published folder, or from a .gguf file.
+
+  stacked: layers under one scan (compile time flat with depth), or unrolled (faster on CPU; the default there).
+  transposed: kernels stored output-major, faster on CPU for calls of 8 tokens or more. Raises FileNotFoundError,
+  ConfigError or TensorError, naming what is absent or wrong.
+  """
+  if mesh is not None:
+    raise ValueError("loading onto a mesh is not supported yet: leave mesh out")
+  _check_dtype(dtype)
+  stacked = jax.default_backend() != "cpu" if stacked is None else stacked
+  path = _find(name_or_path)
+  if path.suffix == ".gguf":
+    source = open_gguf(path)
+    config, tokenizer, files = ModelConfig.from_published(source.config), source.tokenizer(), [path]
+    params = layout.build(layout.decoder_entries(config), source.shapes, source.read, transposed)
+  else:
+    published = folder_lib.read_config(path)
+    config, tokenizer, files = ModelConfig.from_published(published), load_tokenizer(path), folder_lib.weight_files(path)
+    config = dataclasses.replace(config, eos=_eos(path, config))
+    with folder_lib.open_tensors(path) as tensors:
+      params = layout.build(layout.decoder_entries(config), _known(tensors.shapes, config), tensors.read, transposed)
+  if tokenizer is not None and tokenizer.vocab > config.vocab:
+    raise ValueError(f"{name_or_path}: the tokenizer has {tokenizer.vocab} tokens, the model {config.vocab} rows")
+  if stacked:
+    params = layout.stack_layers(params)
+  return Target(
+      str(name_or_path), config, Decoder(config, stacked, transposed), _on_device(params, dtype), tokenizer,
+      folder_lib.weights_hash(files), dtype)
+
+
+def load_drafter(name_or_path: str | pathlib.Path, target: Target) -> Drafter:
+  """A drafter by name ("tiny/dspark") or from a published folder, for `target`.
+
+  Raises ValueError, naming the difference, for a drafter that belongs to another target: other sizes, another depth, or
+  other embeddings than it was trained on.
+  """
+  path = _find(name_or_path)
+  config = DrafterConfig.from_published(folder_lib.read_config(path))
+  for what, mine, theirs in (
+      ("vocabulary", config.model.vocab, target.config.vocab), ("hidden size", config.model.width, target.config.width),
+      ("number of target layers", config.target_layers, target.config.layers)):
+    if mine != theirs:
+      raise ValueError(f"{name_or_path} was made for another target than {target.name}: {what} {mine}, not {theirs}")
+  with folder_lib.open_tensors(path) as tensors:
+    params = layout.build(layout.drafter_entries(config), tensors.shapes, tensors.read, target.decoder.transposed)
+  _check_embedding(str(name_or_path), target, params["embedding"])
+  return Drafter(
+      str(name_or_path), config, BlockDrafter(config, target.decoder.transposed, target.dtype), _on_device(params, target.dtype),
+      folder_lib.weights_hash(folder_lib.weight_files(path)))
+
+
+def _find(name_or_path: str | pathlib.Path) -> pathlib.Path:
+  path = pathlib.Path(name_or_path).expanduser()
+  if path.exists():
+    return path
+  shipped = {f.parent.relative_to(ASSETS).as_posix(): f.parent for f in ASSETS.rglob("config.json")}
+  if str(name_or_path) in shipped:
+    return shipped[str(name_or_path)]
+  raise FileNotFoundError(f"{str(name_or_path)!r} is neither a path nor a shipped model; shipped: {', '.join(sorted(shipped))}")
+
+
+def _check_dtype(dtype: str) -> None:
+  if dtype not in DTYPES:
+    raise ValueError(f"dtype {dtype!r} is not supported: {' or '.join(DTYPES)}")
+
+
+def _eos(path: pathlib.Path, config: ModelConfig) -> tuple[int, ...]:
+  """generation_config.json may name more end-of-sequence ids than config.json."""
+  extra = path / "generation_config.json"
+  more = ids(folder_lib.json.loads(extra.read_text()).get("eos_token_id")) if extra.exists() else ()
+  return tuple(sorted({*config.eos, *more}))
+
+
+def _known(shapes: dict[str, tuple[int, ...]], config: ModelConfig) -> dict[str, tuple[int, ...]]:
+  """Without what some published checkpoints carry and no config asks for: a copy of a tied head, rotary tables."""
+  derived = lambda n: n.endswith("rotary_emb.inv_freq") or (config.tied and n == "lm_head.weight")
+  return {n: s for n, s in shapes.items() if not derived(n)}
+
+
+def _on_device(params, dtype: str):
+  return jax.tree.map(lambda x: jnp.asarray(np.asarray(x), dtype), params)
+
+
+def _check_embedding(name: str, target: Target, table: np.ndarray) -> None:
+  mine, theirs = np.asarray(table, np.float32), np.asarray(target.params["embedding"], np.float32)
+  difference = np.linalg.norm(mine - theirs) / max(np.linalg.norm(theirs), 1e-9)
+  if difference > 0.1:  # Rounding and quantisation stay far below.
+    raise ValueError(
+        f"{name} was made for another target or tokenizer than {target.name}: its copy of the embedding differs by "
+        f"{difference:.0%} of the norm")

@@ -8,19 +8,31 @@ import numpy as np
 
 from specdec_jax.config import ModelConfig
 from specdec_jax.data.tokenizer import Tokenizer
+from specdec_jax.drafters.base import Drafter
 from specdec_jax.hub import folder as folder_lib
-from specdec_jax.hub import layout
+from specdec_jax.hub import layout as layout_lib
 
 _DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
-def save_target(folder: pathlib.Path, config: ModelConfig, params, tokenizer: Tokenizer | None, dtype: str = "float32") -> None:
+def save_target(folder: str | pathlib.Path, config: ModelConfig, params, tokenizer: Tokenizer | None, dtype: str = "float32") -> None:
   """Writes a target (unstacked, untransposed parameters) in the layout of transformers 5."""
-  tensors = layout.take_apart(layout.decoder_entries(config), jax.device_get(params))
-  folder_lib.save(folder, config.to_published(dtype), {k: v.astype(_DTYPES[dtype]) for k, v in tensors.items()})
+  folder = pathlib.Path(folder)
+  _save(folder, config.to_published(dtype), layout_lib.decoder_entries(config), params, False, dtype)
   if tokenizer is not None:
     tokenizer.save(folder)
 
 
-def export(drafter, folder: str | pathlib.Path, layout_name: str = "deepspec", dtype: str = "float32") -> None:
-  raise NotImplementedError
+def export(drafter: Drafter, folder: str | pathlib.Path, layout: str = "deepspec", dtype: str = "float32") -> None:
+  """Writes a drafter in a published layout, ready for a serving engine: "deepspec" (RELEASED_FORMATS §1)."""
+  if layout != "deepspec":
+    raise ValueError(f"unknown layout {layout!r}: 'deepspec'")
+  c = drafter.config
+  _save(pathlib.Path(folder), c.to_published(dtype), layout_lib.drafter_entries(c), drafter.params, drafter.model.transposed, dtype)
+
+
+def _save(folder: pathlib.Path, config, entries, params, transposed: bool, dtype: str) -> None:
+  if dtype not in _DTYPES:
+    raise ValueError(f"dtype {dtype!r} is not supported: {', '.join(_DTYPES)}")
+  tensors = layout_lib.take_apart(entries, jax.device_get(params), transposed)
+  folder_lib.save(folder, config, {k: v.astype(_DTYPES[dtype]) for k, v in tensors.items()})

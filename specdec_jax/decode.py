@@ -1,0 +1,312 @@
+"""Speculative decoding as a pure round on a frozen state, and `generate`: a `lax.while_loop` over it.
+
+One round: draft → schedule → verify → accept → commit → extend the drafter's context (ALGORITHMS §1). Nothing is read
+by the host before the last request has ended.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import verify
+from specdec_jax.drafters.base import Drafter, DraftModel, Proposal
+from specdec_jax.models.cache import Cache
+from specdec_jax.models.decoder import Decoder
+from specdec_jax.models.target import Target
+from specdec_jax.sampling import Role, Sampling, distribution, draw, greedy_tokens, make_sampling
+from specdec_jax.schedule import Schedule
+from specdec_jax.typing import Float, Int
+
+RUNNING, STOP, LENGTH = range(3)
+FINISH_REASONS = ("running", "stop", "length")
+
+
+@flax.struct.dataclass
+class DecodeState:
+  """Everything that a round reads and writes; donated.
+
+  cache.lengths [B]: rows fed so far, which is the anchor's position; anchor [B]: the last emitted token, not yet fed.
+  tokens [B,T]: emitted tokens, the first `emitted` [B] of them; logprobs likewise, the target's, or None.
+  rounds [B,T,3]: (drafted, accepted, emitted) of the first `round_count` [B] rounds; finish [B]: RUNNING, STOP or LENGTH.
+  """
+
+  cache: Cache
+  drafter: Any
+  anchor: Int["B"]
+  tokens: Int["B T"]
+  logprobs: Float["B T"] | None
+  emitted: Int["B"]
+  rounds: Int["B T 3"]
+  round_count: Int["B"]
+  finish: Int["B"]
+
+
+@flax.struct.dataclass
+class Limits:
+  """caps [B]: tokens a request may emit; stops [B,C]: ids that end it, -1 for none."""
+
+  caps: Int["B"]
+  stops: Int["B C"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+  """What is known at compile time: the target's functions, the drafter's (or None) and how its drafts are used."""
+
+  decoder: Decoder
+  drafter: DraftModel | None = None
+  draft_length: int = 0
+  schedule: Schedule | None = None  # None: every draft is verified
+  rule: str = "token"
+  logprobs: bool = False
+
+  @property
+  def taps(self) -> tuple[int, ...]:
+    return self.drafter.taps if self.drafter else ()
+
+
+def cut(tokens: Int["B L"], count: Int["B"], emitted: Int["B"], limits: Limits) -> tuple[Int["B"], Int["B"]]:
+  """How many of a round's first `count` tokens are emitted, and the finish reason: the cap first, then the first stop
+  among what the cap leaves, so that a stop at the very cap is a stop."""
+  count = jnp.minimum(count, limits.caps - emitted)
+  inside = jnp.arange(tokens.shape[1]) < count[:, None]
+  stops = inside & (tokens[..., None] == limits.stops[:, None]).any(-1)
+  stopped = stops.any(1)
+  count = jnp.where(stopped, jnp.argmax(stops, 1) + 1, count)
+  return count, jnp.where(stopped, STOP, jnp.where(emitted + count >= limits.caps, LENGTH, RUNNING)).astype(jnp.int32)
+
+
+def prefill(method: Method, params, drafter_params, state: DecodeState, prompts: Int["B T"], lengths: Int["B"], sampling: Sampling, limits: Limits) -> DecodeState:
+  """Feeds the prompts, right-padded to [B,T], and emits each request's first token."""
+  hidden, taps, cache = method.decoder.apply({"params": params}, prompts, state.cache, taps=method.taps)
+  last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], 1)
+  logits = method.decoder.apply({"params": params}, last, method="logits")[:, 0]
+  if sampling.greedy:
+    first = greedy_tokens(logits, sampling.vocab)
+  else:
+    first = draw(sampling.position_keys(state.emitted, 1)[:, 0], distribution(logits, sampling), Role.TARGET)
+  count, finish = cut(first[:, None], jnp.ones_like(first), state.emitted, limits)
+  if method.drafter:
+    positions = jnp.broadcast_to(jnp.arange(prompts.shape[1]), prompts.shape)
+    state = state.replace(drafter=method.drafter.extend(drafter_params, state.drafter, taps, prompts, positions, lengths))
+  return emit(state, first[:, None], logits[:, None], count).replace(
+      cache=cache.replace(lengths=lengths), anchor=first, finish=finish)
+
+
+def emit(state: DecodeState, tokens: Int["B L"], logits: Float["B L V"], count: Int["B"]) -> DecodeState:
+  """Appends the first `count` tokens of each row; later writes cover what stands behind them."""
+  put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
+  logprobs = state.logprobs
+  if logprobs is not None:
+    mine = jnp.take_along_axis(jax.nn.log_softmax(logits, -1), jnp.clip(tokens, 0)[..., None], -1)[..., 0]
+    logprobs = put(logprobs, mine, state.emitted)
+  return state.replace(tokens=put(state.tokens, tokens, state.emitted), logprobs=logprobs, emitted=state.emitted + count)
+
+
+def decode_round(method: Method, params, drafter_params, state: DecodeState, sampling: Sampling, limits: Limits) -> DecodeState:
+  """One round for every running request; the others stand still."""
+  running = state.finish == RUNNING
+  position = state.cache.lengths
+  width = method.draft_length
+  keys = sampling.position_keys(state.emitted, width + 1)
+  proposal = _propose(method, drafter_params, state, position, keys, sampling)
+  lengths = jnp.where(running, _schedule(method, proposal), 0)
+
+  fed = jnp.concatenate([state.anchor[:, None], jnp.maximum(proposal.drafts, 0)], 1)
+  hidden, taps, cache = method.decoder.apply({"params": params}, fed, state.cache, taps=method.taps)
+  logits = method.decoder.apply({"params": params}, hidden, method="logits")
+  verdict = verify.accept(distribution(logits, sampling), proposal.q, proposal.drafts, lengths, keys, method.rule)
+
+  slots = jnp.arange(width + 1)
+  tokens = jnp.where(slots == verdict.accepted[:, None], verdict.next_token[:, None], jnp.pad(proposal.drafts, ((0, 0), (0, 1))))
+  count, finish = cut(tokens, verdict.accepted + 1, state.emitted, limits)
+  count = jnp.where(running, count, 0)
+  fed_rows = jnp.where(running, verdict.accepted + 1, 0)  # Rows whose tokens stand: the anchor and the accepted drafts.
+  if method.drafter:
+    positions = position[:, None] + slots
+    state = state.replace(drafter=method.drafter.extend(drafter_params, state.drafter, taps, fed, positions, fed_rows))
+  record = jnp.stack([lengths, jnp.minimum(verdict.accepted, count), count], -1)
+  rounds = jax.vmap(lambda r, x, at: jax.lax.dynamic_update_slice(r, x[None], (at, 0)))(state.rounds, record, state.round_count)
+  return emit(state, tokens, logits, count).replace(
+      cache=cache.replace(lengths=position + fed_rows),
+      anchor=jnp.where(running, verdict.next_token, state.anchor), rounds=rounds,
+      round_count=state.round_count + running, finish=jnp.where(running, finish, state.finish))
+
+
+def _propose(method: Method, drafter_params, state: DecodeState, position, keys, sampling: Sampling) -> Proposal:
+  if method.drafter is None:
+    batch = position.shape[0]
+    return Proposal(jnp.zeros((batch, 0), jnp.int32), jnp.zeros((batch, 0, 1)))
+  full = method.drafter.draft_length
+  if full + 1 > keys.shape[1]:
+    keys = sampling.position_keys(state.emitted, full)
+  proposal = method.drafter.propose(drafter_params, state.drafter, state.anchor, position, keys[:, :full], sampling)
+  return jax.tree.map(lambda x: x[:, : method.draft_length], proposal)
+
+
+def _schedule(method: Method, proposal: Proposal) -> Int["B"]:
+  full = jnp.full((proposal.drafts.shape[0],), method.draft_length, jnp.int32)
+  if method.schedule is None or not method.draft_length:
+    return full
+  return jnp.clip(method.schedule(jax.nn.sigmoid(proposal.confidence)), 0, full)
+
+
+_prefill = jax.jit(prefill, static_argnums=0, donate_argnums=3)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
+def _decode(method: Method, params, drafter_params, state: DecodeState, sampling: Sampling, limits: Limits) -> DecodeState:
+  step = functools.partial(decode_round, method, params, drafter_params, sampling=sampling, limits=limits)
+  return jax.lax.while_loop(lambda s: (s.finish == RUNNING).any(), lambda s: step(state=s), state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+  """What one request got. tokens include the stop token; finish_reason: "stop", "length" or "error" (then `error` says why).
+
+  rounds: (drafted, accepted, emitted) of every verify call; logprobs: the target's, at temperature 1, of each token.
+  """
+
+  tokens: list[int]
+  text: str | None
+  finish_reason: str
+  rounds: list[tuple[int, int, int]]
+  logprobs: list[float] | None = None
+  error: str | None = None
+
+
+def generate(
+    target: Target, drafter: Drafter | None, prompts: Sequence[str | Sequence[int]], max_new_tokens: int | Sequence[int] = 64,
+    temperature: float | Sequence[float] = 0.0, top_k: int | Sequence[int] = 0, top_p: float | Sequence[float] = 1.0,
+    seed: int | None | Sequence[int | None] = 0, rule: str = "token", schedule: str | Schedule = "fixed",
+    draft_length: int | None = None, stop: Sequence[int | str] | None = None, logprobs: bool = False, ignore_eos: bool = False,
+) -> list[Completion]:
+  """Decodes a batch of prompts (texts or token ids) to the end; lossless with any drafter, or with None.
+
+  temperature 0 gives the target's own greedy text; otherwise its own distribution, with draws that depend on the request's
+  seed and output position only. Settings are one for all, or one a prompt. stop: token ids, or texts of one token, besides
+  the target's end-of-sequence ids (left out under ignore_eos). draft_length: drafts a round, at most the drafter's γ.
+  schedule: "fixed", or a function of the confidences [B,L] to lengths [B].
+
+  A prompt that cannot be served (empty, too long, ids outside the vocabulary) gets a Completion with finish_reason
+  "error" and leaves its batch mates alone. Raises ValueError for settings that are wrong for all, and where no prompt can
+  be served.
+  """
+  batch = len(prompts)
+  if not batch:
+    raise ValueError("no prompts")
+  caps = np.broadcast_to(np.asarray(max_new_tokens), (batch,))
+  if not np.issubdtype(caps.dtype, np.integer) or caps.min() < 1:
+    raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
+  method = make_method(target, drafter, draft_length, schedule, rule, logprobs)
+  ids, errors = zip(*(_prompt_ids(target, i, p, int(c)) for i, (p, c) in enumerate(zip(prompts, caps))))
+  if all(errors):
+    raise ValueError(errors[0] if batch == 1 else "no prompt can be served: " + "; ".join(errors))
+  ids = [[0] if error else x for x, error in zip(ids, errors)]  # A bad row idles: it stops at its first token.
+  caps = np.where([e is not None for e in errors], 1, caps)
+
+  lengths = np.array([len(x) for x in ids])
+  tokens = np.zeros((batch, round_up(int(lengths.max()), 16)), np.int32)
+  for row, x in zip(tokens, ids):
+    row[: len(x)] = x
+  sampling = make_sampling(batch, target.config.vocab, temperature, top_k, top_p, seed)
+  stops = np.tile(stop_ids(target, stop, ignore_eos), (batch, 1))
+  limits = Limits(jnp.asarray(caps, jnp.int32), jnp.asarray(stops, jnp.int32))
+  state = init_state(target, method, batch, tokens.shape[1], int((lengths + caps).max()), int(caps.max()))
+  weights = drafter.params if drafter else None
+  state = _prefill(method, target.params, weights, state, jnp.asarray(tokens), jnp.asarray(lengths, jnp.int32), sampling, limits)
+  state = _decode(method, target.params, weights, state, sampling, limits)
+  return _completions(target, state, errors)
+
+
+def make_method(target: Target, drafter: Drafter | None, draft_length: int | None, schedule: str | Schedule, rule: str, logprobs: bool) -> Method:
+  """The static part of a run. Raises ValueError naming what does not fit the drafter."""
+  if rule not in verify.RULES:
+    raise ValueError(f"unknown acceptance rule {rule!r}; exact rules: {', '.join(verify.RULES)}")
+  if isinstance(schedule, str) and schedule != "fixed":
+    raise ValueError(f"unknown schedule {schedule!r}: 'fixed', or a function of the confidences")
+  if drafter is None:
+    return Method(target.decoder, rule=rule, logprobs=logprobs)
+  gamma = drafter.model.draft_length
+  if draft_length is not None and not 1 <= draft_length <= gamma:
+    raise ValueError(f"draft_length must be from 1 to {gamma} for {drafter.name}, not {draft_length}")
+  if callable(schedule) and not drafter.config.confidence:
+    raise ValueError(f"{drafter.name} has no confidence head, so its drafts cannot be scheduled")
+  return Method(target.decoder, drafter.model, draft_length or gamma, None if schedule == "fixed" else schedule, rule, logprobs)
+
+
+def stop_ids(target: Target, stop: Sequence[int | str] | None, ignore_eos: bool) -> list[int]:
+  """The ids that end a request; [-1], which no token equals, where there are none."""
+  out = [] if ignore_eos else list(target.config.eos)
+  for s in stop or ():
+    if isinstance(s, str):
+      if target.tokenizer is None:
+        raise ValueError(f"{target.name} has no tokenizer: give stop tokens as ids")
+      found = target.tokenizer.encode(s)
+      if len(found) != 1:
+        raise ValueError(f"stop {s!r} is {len(found)} tokens for {target.name}; give single tokens")
+      s = found[0]
+    out.append(int(s))
+  return sorted(set(out)) or [-1]
+
+
+def _prompt_ids(target: Target, index: int, prompt: str | Sequence[int], cap: int) -> tuple[list[int], str | None]:
+  """Token ids of a prompt, and what is wrong with it, or None."""
+  if isinstance(prompt, str):
+    if target.tokenizer is None:
+      raise ValueError(f"{target.name} has no tokenizer: give prompts as token ids")
+    ids = target.tokenizer.encode(prompt)
+  else:
+    ids = [int(t) for t in prompt]
+  if not ids:
+    return ids, f"prompt {index} is empty"
+  wrong = [t for t in ids if not 0 <= t < target.config.vocab]
+  if wrong:
+    return ids, f"prompt {index} holds ids outside the vocabulary of {target.config.vocab}: {wrong[:5]}"
+  if len(ids) + cap > target.config.max_positions:
+    return ids, f"prompt {index} of {len(ids)} tokens and {cap} new ones do not fit the {target.config.max_positions} positions of {target.name}"
+  return ids, None
+
+
+def round_up(n: int, step: int) -> int:
+  """The smallest multiple of `step` that is at least n."""
+  return -(-n // step) * step
+
+
+def init_state(target: Target, method: Method, batch: int, prompt_length: int, total: int, cap: int) -> DecodeState:
+  """An empty state for prompts padded to `prompt_length` and at most `total` tokens a request, `cap` of them new.
+
+  Buffers have room behind the last token for one whole round, which may overshoot a cap.
+  """
+  width = method.draft_length + 1
+  length = round_up(max(total + width, prompt_length), 64)
+  room = round_up(cap + width, 64)
+  zeros = jnp.zeros((batch,), jnp.int32)
+  return DecodeState(
+      cache=target.init_cache(batch, length),
+      drafter=method.drafter.init_state(batch, length) if method.drafter else None,
+      anchor=zeros, tokens=jnp.zeros((batch, room), jnp.int32),
+      logprobs=jnp.zeros((batch, room)) if method.logprobs else None, emitted=zeros + 0,
+      rounds=jnp.zeros((batch, room, 3), jnp.int32), round_count=zeros + 0, finish=zeros + 0)
+
+
+def _completions(target: Target, state: DecodeState, errors) -> list[Completion]:
+  host = jax.device_get(state.replace(cache=None, drafter=None))
+  out = []
+  for i, error in enumerate(errors):
+    if error is not None:
+      out.append(Completion([], None, "error", [], None, error))
+      continue
+    n = int(host.emitted[i])
+    tokens = host.tokens[i, :n].tolist()
+    out.append(Completion(
+        tokens, target.tokenizer.decode(tokens) if target.tokenizer else None, FINISH_REASONS[int(host.finish[i])],
+        [tuple(r) for r in host.rounds[i, : int(host.round_count[i])].tolist()],
+        host.logprobs[i, :n].tolist() if host.logprobs is not None else None))
+  return out

@@ -1,0 +1,51 @@
+"""What a drafter is: four pure functions over explicit parameters, and what they exchange."""
+
+import dataclasses
+from typing import Any, Protocol
+
+import flax.struct
+
+from specdec_jax.config import DrafterConfig
+from specdec_jax.sampling import Sampling
+from specdec_jax.typing import Float, Int, Key
+from specdec_jax.verify import SparseDistribution
+
+
+@flax.struct.dataclass
+class Proposal:
+  """drafts [B,L]; q: the distributions they were drawn from; confidence [B,L]: logit that draft k is accepted given that
+  all before it were, or None."""
+
+  drafts: Int["B L"]
+  q: Float["B L V"] | SparseDistribution
+  confidence: Float["B L"] | None = None
+
+
+class DraftModel(Protocol):
+  """The functions of a drafter; hashable, without parameters. `taps` are the target layers it reads, `draft_length` is γ."""
+
+  taps: tuple[int, ...]
+  draft_length: int
+
+  def init_state(self, batch: int, length: int) -> Any:
+    """An empty state for `batch` slots of up to `length` committed tokens."""
+
+  def extend(self, params, state, features: Float["B T M D"], tokens: Int["B T"], positions: Int["B T"], valid: Int["B"]) -> Any:
+    """Consumes the first `valid` of T rows that were just committed: the target's taps at `positions`, and its tokens."""
+
+  def propose(self, params, state, anchor: Int["B"], position: Int["B"], keys: Key["B L"], sampling: Sampling) -> Proposal:
+    """γ drafts after `anchor`, which stands at `position`; keys [B,γ], one an output position."""
+
+  def block_outputs(self, params, batch) -> Any:
+    """Teacher-forced outputs of the blocks of a training batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Drafter:
+  """A drafter attached to a target: its functions, parameters, configuration and origin."""
+
+  name: str
+  config: DrafterConfig
+  model: DraftModel
+  params: Any
+  hash: str
