@@ -182,9 +182,9 @@ def test_a_whole_piece_needs_no_merges(pre, whole, bpe, tmp_path):
   assert (tokenizer.encode(" dollars") == [bpe.id(word)]) == whole
 
 
-def test_composed_and_decomposed_text_is_the_same_for_qwen2(bpe, tmp_path):
+def test_qwen2_composes_characters(bpe, tmp_path):
   tokenizer = open_gguf(write(tmp_path / "m.gguf", published_config("llama"), {}, bpe=bpe, pre="qwen2")).tokenizer()
-  assert tokenizer.encode("nai\u0308ve") == tokenizer.encode("na\u00efve")
+  assert tokenizer.decode(tokenizer.encode("nai\u0308ve")) == "na\u00efve"
 
 
 def test_a_turn_may_have_its_own_end(bpe, tmp_path):

@@ -48,6 +48,7 @@ class BlockNetwork(nn.Module):
 
   config: DrafterConfig
   transposed: bool = False
+  confidence_trains: bool = False
 
   def setup(self):
     c, m = self.config, self.config.model
@@ -104,9 +105,8 @@ class BlockNetwork(nn.Module):
     logits = base + self.markov(embedded, hidden) if c.markov_rank else base
     if not c.confidence:
       return logits, None
-    # The confidence is trained on what the drafter is, and does not train it (DSpark §3.1).
-    features = jax.lax.stop_gradient(jnp.concatenate([hidden, embedded], -1) if c.confidence_with_markov else hidden)
-    return logits, self.confidence(features)
+    features = jnp.concatenate([hidden, embedded], -1) if c.confidence_with_markov else hidden
+    return logits, self.confidence(features if self.confidence_trains else jax.lax.stop_gradient(features))
 
   def base_logits(self, hidden):
     return self.head(hidden)
@@ -134,15 +134,20 @@ def attend_block(q: Float["B A L K G H"], keys: Float["B K S H"], values: Float[
 
 @dataclasses.dataclass(frozen=True)
 class BlockDrafter:
-  """The four functions of a block drafter (`specdec_jax.drafters.base.DraftModel`); its state is a context cache."""
+  """The four functions of a block drafter (`specdec_jax.drafters.base.DraftModel`); its state is a context cache.
+
+  confidence_trains: whether the confidence loss reaches the backbone. It does in DeepSpec's code; here the confidence
+  learns what the drafter is and leaves it alone (DSpark §3.1), unless asked for.
+  """
 
   config: DrafterConfig
   transposed: bool = False
   dtype: str = "float32"
+  confidence_trains: bool = False
 
   @property
   def network(self) -> BlockNetwork:
-    return BlockNetwork(self.config, self.transposed)
+    return BlockNetwork(self.config, self.transposed, self.confidence_trains)
 
   @property
   def taps(self) -> tuple[int, ...]:
