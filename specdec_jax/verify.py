@@ -76,12 +76,19 @@ def _at(p: Float["B L V"], tokens: Int["B L"]) -> Float["B L"]:
   return jnp.take_along_axis(p, jnp.clip(tokens, 0)[..., None], -1)[..., 0]
 
 
-def accepted_prefix(p, q, drafts: Int["B L"], lengths: Int["B"], uniforms: Float["B L"]) -> Int["B"]:
-  """Draft k stands with probability min(1, p_k/q_k), if all before it do (Leviathan et al., Alg. 1)."""
+def acceptance(p, q, drafts: Int["B L"]) -> Float["B L"]:
+  """min(1, p_k/q_k), the probability that draft k stands given that all before it do (Leviathan et al., Alg. 1).
+
+  A draft that q could not give stands if p gives it at all; one that p does not give never stands.
+  """
   target = _at(p[:, :-1], drafts)
   proposed = q.at(drafts) if isinstance(q, SparseDistribution) else _at(q, drafts)
-  keep = uniforms * proposed < target  # No division: q may be 0; p = 0 never stands.
-  keep &= jnp.arange(drafts.shape[1]) < lengths[:, None]
+  return jnp.where(proposed > target, target / jnp.where(proposed > 0, proposed, 1.0), target > 0)
+
+
+def accepted_prefix(p, q, drafts: Int["B L"], lengths: Int["B"], uniforms: Float["B L"]) -> Int["B"]:
+  """How many leading drafts stand, given one uniform number in [0, 1) for each."""
+  keep = (uniforms < acceptance(p, q, drafts)) & (jnp.arange(drafts.shape[1]) < lengths[:, None])
   return jnp.cumprod(keep, 1, dtype=jnp.int32).sum(1)
 
 

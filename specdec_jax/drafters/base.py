@@ -40,7 +40,7 @@ class DraftModel(Protocol):
     """Teacher-forced outputs of the blocks of a training batch."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Drafter:
   """A drafter attached to a target: its functions, parameters, configuration and origin."""
 

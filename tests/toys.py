@@ -1,0 +1,68 @@
+"""Small random models and scripted drafters for the tests."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.config import DrafterConfig, ModelConfig, Rotary
+from specdec_jax.drafters.base import Drafter, Proposal
+from specdec_jax.drafters.block import BlockDrafter
+from specdec_jax.models.decoder import Decoder
+from specdec_jax.models.target import Target
+from specdec_jax.verify import SparseDistribution
+
+
+def model_config(**changes) -> ModelConfig:
+  base = ModelConfig(
+      family="qwen3", vocab=61, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, mlp=48, rotary=Rotary(1e4, 8),
+      max_positions=256, windows=(None,) * changes.get("layers", 3), qk_norm=True, eos=(60,), init_scale=0.3)
+  return dataclasses.replace(base, **changes)
+
+
+@functools.lru_cache
+def target(seed: int = 0, stacked: bool = False, **changes) -> Target:
+  c = model_config(**changes)
+  decoder = Decoder(c, stacked=stacked)
+  params = decoder.init(jax.random.key(seed), jnp.zeros((1, 4), jnp.int32), method="init_all")["params"]
+  return Target("toy", c, decoder, params, None, "0", "float32")
+
+
+@functools.lru_cache
+def block_drafter(owner: Target, seed: int = 1, **changes) -> Drafter:
+  """A randomly initialised block drafter for `owner`; it shares the target's embedding and head."""
+  options = {"block": 5, "mask_id": 59, "taps": (0, 1), "markov_rank": 6, "confidence": True, **changes}
+  c = DrafterConfig(model=dataclasses.replace(owner.config, layers=1, windows=(None,)), target_layers=owner.config.layers, **options)
+  model = BlockDrafter(c)
+  params = model.init_params(jax.random.key(seed))
+  params["embedding"], params["head"] = owner.params["embedding"], owner.params["head"]
+  if c.markov_rank:
+    params["markov"]["bias"] = jax.random.normal(jax.random.key(seed + 1), params["markov"]["bias"].shape)
+  return Drafter("toy/block", c, model, params, "0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Scripted:
+  """A drafter that proposes what its parameters, a script [B,S] of tokens by position, say; -1 for a placeholder."""
+
+  draft_length: int
+  taps: tuple[int, ...] = ()
+
+  def init_state(self, batch, length):
+    return jnp.zeros((batch,), jnp.int32)
+
+  def extend(self, params, state, features, tokens, positions, valid):
+    return positions[:, 0] + valid
+
+  def propose(self, params, state, anchor, position, keys, sampling):
+    index = jnp.minimum(position[:, None] + 1 + jnp.arange(self.draft_length), params.shape[1] - 1)
+    drafts = jnp.take_along_axis(params, index, 1)
+    return Proposal(drafts, SparseDistribution(drafts[..., None], jnp.ones((*drafts.shape, 1))))
+
+  def block_outputs(self, params, batch):
+    raise NotImplementedError("a script is not trained")
+
+
+def scripted(script, draft_length: int) -> Drafter:
+  return Drafter("toy/script", None, Scripted(draft_length), jnp.asarray(script, jnp.int32), "0")
