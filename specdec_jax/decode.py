@@ -166,6 +166,11 @@ def _decode(method: Method, params, drafter_params, state: DecodeState, sampling
   return jax.lax.while_loop(lambda s: (s.finish == RUNNING).any(), lambda s: step(state=s), state)
 
 
+def compiled() -> int:
+  """Executables that `generate` has compiled so far in this process."""
+  return _prefill._cache_size() + _decode._cache_size()
+
+
 @dataclasses.dataclass(frozen=True)
 class Completion:
   """What one request got. tokens include the stop token; finish_reason: "stop", "length" or "error" (then `error` says why).
@@ -212,7 +217,7 @@ def generate(
   caps = np.where([e is not None for e in errors], 1, caps)
 
   lengths = np.array([len(x) for x in ids])
-  tokens = np.zeros((batch, round_up(int(lengths.max()), 16)), np.int32)
+  tokens = np.zeros((batch, prompt_bucket(int(lengths.max()))), np.int32)
   for row, x in zip(tokens, ids):
     row[: len(x)] = x
   sampling = make_sampling(batch, target.config.vocab, temperature, top_k, top_p, seed)
@@ -274,6 +279,11 @@ def _prompt_ids(target: Target, index: int, prompt: str | Sequence[int], cap: in
   return ids, None
 
 
+def prompt_bucket(n: int) -> int:
+  """Padded prompt length: powers of two from 16, so that few shapes are compiled."""
+  return max(16, 1 << (n - 1).bit_length())
+
+
 def round_up(n: int, step: int) -> int:
   """The smallest multiple of `step` that is at least n."""
   return -(-n // step) * step
@@ -285,7 +295,7 @@ def init_state(target: Target, method: Method, batch: int, prompt_length: int, t
   Buffers have room behind the last token for one whole round, which may overshoot a cap.
   """
   width = method.draft_length + 1
-  length = round_up(max(total + width, prompt_length), 64)
+  length = round_up(max(total + width, prompt_length), 128)
   room = round_up(cap + width, 64)
   zeros = jnp.zeros((batch,), jnp.int32)
   return DecodeState(

@@ -40,7 +40,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
   "n_requests": (),
   "n_rounds": (),
   "speculation": ("on", "why"),
-  "lossless": ("contract", "identical", "n"),
+  "lossless": ("contract", "identical", "n", "holds"),
   "compile": ("count", "seconds"),
   "metrics": (),
   "notes": (),
@@ -190,32 +190,30 @@ def plot_speed(records: Sequence[Record], path: str | Path) -> None:
 
 
 def _lossless(record: Record) -> str | None:
-  """The contract held to and its result (METRICS.md, "Losslessness contracts")."""
-  contract, identical, n = (record["lossless"][k] for k in REQUIRED["lossless"])
-  return None if contract is None else f"contract {contract}: {_text(identical)} of {_text(n)}"
+  """Whether the contract holds (METRICS.md, "Losslessness contracts"), and by what evidence."""
+  contract, same, n, holds = (record["lossless"][k] for k in REQUIRED["lossless"])
+  if contract is None or holds is None:
+    return None
+  z = record["lossless"].get("z")
+  evidence = f"z = {z:+.1f}" if z is not None else f"{_text(same)} of {_text(n)} equal"
+  return f"{'yes' if holds else 'NO'} (contract {contract}, {evidence})"
 
 
-def _speculation(record: Record) -> str:
-  on, why = record["speculation"]["on"], record["speculation"]["why"]
-  return ("on" if on else "off") + (f": {why}" if why else "")
+def _by_position(record: Record) -> str | None:
+  """position_acceptance in per cent, slot by slot."""
+  rates = record["metrics"].get("position_acceptance")
+  return " ".join("n/a" if r is None else f"{100 * r:.0f}" for r in rates) if rates else None
 
 
 COLUMNS: tuple[Column, ...] = (
   ("data set", "dataset", ""),
-  ("temperature", "temperature", "g"),
+  ("T", "temperature", "g"),
   ("drafter", "drafter.name", ""),
-  ("concurrency", "concurrency", "d"),
-  ("schedule", "schedule", ""),
-  ("speculation", _speculation, ""),
-  ("requests", "n_requests", "d"),
-  ("rounds", "n_rounds", "d"),
   ("accepted_length", "metrics.accepted_length", ".2f"),
-  ("draft_acceptance_rate", "metrics.draft_acceptance_rate", ".3f"),
-  ("longest_repeat (tokens)", "metrics.longest_repeat", "d"),
-  ("tokens_per_s", "metrics.tokens_per_s", ".1f"),
+  ("position_acceptance, %", _by_position, ""),
+  ("tokens_per_s", "metrics.tokens_per_s", ".0f"),
   ("speedup", "metrics.speedup", ".2f"),
   ("lossless", _lossless, ""),
-  ("compile (s)", "compile.seconds", ".1f"),
 )
 
 

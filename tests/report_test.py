@@ -33,7 +33,7 @@ def record(**changes):
     "n_requests": 2,
     "n_rounds": 4,
     "speculation": {"on": True, "why": None},
-    "lossless": {"contract": 1, "identical": 2, "n": 2},
+    "lossless": {"contract": 1, "identical": 2, "n": 2, "holds": True},
     "compile": {"count": 2, "seconds": 9.1},
     "metrics": {**WORKED, "tokens_per_s": 200.0, "speedup": 1.6, "longest_repeat": 3},
     "notes": "",
@@ -67,7 +67,7 @@ def test_a_missing_key_is_named(tmp_path, key):
 
 
 def test_keys_missing_inside_are_named_and_only_the_drafter_may_be_null(tmp_path):
-  with pytest.raises(ValueError, match=r"lacks drafter\.hash, lossless\.n$"):
+  with pytest.raises(ValueError, match=r"lacks drafter\.hash, lossless\.n, lossless\.holds$"):
     report.append(tmp_path / "r", record(drafter={"name": "x"}, lossless={"contract": 1, "identical": 2}))
   with pytest.raises(ValueError, match=r"lacks target\.name, target\.hash"):
     report.append(tmp_path / "r", record(target=None))
@@ -126,7 +126,7 @@ def test_table_and_markdown_agree():
   assert [row["accepted_length"] for row in by_title] == ["2.75"] * 3
   assert [row["speedup"] for row in by_title] == ["1.60", "n/a", "1.60"]
   assert [row["drafter"] for row in by_title] == ["tiny/dspark", "tiny/dspark", "n/a"]
-  assert by_title[0]["lossless"] == "contract 1: 2 of 2"
+  assert by_title[0]["lossless"] == "yes (contract 1, 2 of 2 equal)"
   assert by_title[0]["conditional"] == "0.75 0.67 0.50 1.00"
   assert by_title[1]["tpot (s)"] == "0.15 / 0.19 / 0.20 (n=2)"  # C117: the sample count is shown.
 
@@ -193,13 +193,12 @@ def test_report_without_a_drafter_has_no_plots(tmp_path):
 
 @pytest.mark.parametrize("repeat, warned", [(100, True), (50, True), (49, False)])
 def test_degenerate_output_is_warned_of(tmp_path, repeat, warned):
-  """C119: the warning stands in the very cell of the acceptance figure, and the repeat in its own column."""
+  """C119: the warning stands in the very cell of the acceptance figure."""
   text = report.write_report([record(), with_metrics(longest_repeat=repeat)], tmp_path, "R").read_text()
   titles, sound, suspect = cells("\n".join(line for line in text.splitlines() if line.startswith("|")))
   at = titles.index("accepted_length")
   assert sound[at] == "2.75"
   assert suspect[at] == (f"2.75 ⚠ repeat of {repeat}" if warned else "2.75")
-  assert suspect[titles.index("longest_repeat (tokens)")] == str(repeat)
 
 
 def test_no_warning_beside_a_figure_that_does_not_exist():

@@ -25,7 +25,8 @@ def model_config(**changes) -> ModelConfig:
 def target(seed: int = 0, stacked: bool = False, **changes) -> Target:
   c = model_config(**changes)
   decoder = Decoder(c, stacked=stacked)
-  params = decoder.init(jax.random.key(seed), jnp.zeros((1, 4), jnp.int32), method="init_all")["params"]
+  init = jax.jit(functools.partial(decoder.init, method="init_all"))
+  params = init(jax.random.key(seed), jnp.zeros((1, 4), jnp.int32))["params"]
   return Target("toy", c, decoder, params, None, "0", "float32")
 
 
@@ -35,7 +36,7 @@ def block_drafter(owner: Target, seed: int = 1, **changes) -> Drafter:
   options = {"block": 5, "mask_id": 59, "taps": (0, 1), "markov_rank": 6, "confidence": True, **changes}
   c = DrafterConfig(model=dataclasses.replace(owner.config, layers=1, windows=(None,)), target_layers=owner.config.layers, **options)
   model = BlockDrafter(c)
-  params = model.init_params(jax.random.key(seed))
+  params = jax.jit(model.init_params)(jax.random.key(seed))
   params["embedding"], params["head"] = owner.params["embedding"], owner.params["head"]
   if c.markov_rank:
     params["markov"]["bias"] = jax.random.normal(jax.random.key(seed + 1), params["markov"]["bias"].shape)

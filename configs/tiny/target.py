@@ -15,6 +15,7 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.model = ml_collections.ConfigDict(dict(width=160, layers=8, heads=4, kv_heads=2, head_dim=40, mlp=416, rotary_base=10_000.0))
   c.max_positions = 1024
   c.problems = 13_000  # generated maths problems
+  c.documents = 0  # at most so many a domain, 0 for all
   c.passes = ml_collections.ConfigDict(dict(maths=1, code=1, chat=2))  # over the training documents of each domain
   c.document_length = 256  # longer documents are left out and counted
   c.row_length = 256
@@ -26,5 +27,5 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.prompts = 120  # shipped evaluation prompts a domain
   if variant == "smoke":
     c.model.update(width=32, layers=2, mlp=64, heads=2, kv_heads=1, head_dim=16)
-    c.problems, c.max_steps, c.prompts, c.batch = 200, 4, 4, 2
+    c.problems, c.documents, c.max_steps, c.prompts, c.batch = 200, 300, 4, 4, 2
   return c

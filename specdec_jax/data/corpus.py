@@ -8,6 +8,7 @@ or only evaluated on is a function of the hash of its source, so that no module 
 
 import ast
 import dataclasses
+import functools
 import hashlib
 import keyword
 import pathlib
@@ -83,9 +84,12 @@ def _dedent(lines: list[str]) -> str:
   return "\n".join(x[margin:].rstrip() for x in lines).strip("\n")
 
 
-def library_functions(max_characters: int = 700) -> Iterator[Function]:
-  """Every function of the library with a body of 60 to `max_characters` characters, in the order of the files."""
+@functools.cache
+def library() -> tuple[tuple[Function, ...], tuple[tuple[str, str], ...]]:
+  """Every function of the library with a body of 60 to 4000 characters, and every (module, docstring), in file order."""
+  functions, docs = [], []
   for module, text, tree in _modules():
+    docs.append((module, ast.get_docstring(tree) or ""))
     lines = text.splitlines()
     for node in ast.walk(tree):
       if not isinstance(node, ast.FunctionDef):
@@ -95,9 +99,10 @@ def library_functions(max_characters: int = 700) -> Iterator[Function]:
       if not body:
         continue
       source = _dedent(lines[body[0].lineno - 1 : node.end_lineno])
-      if not 60 <= len(source) <= max_characters or "\t" in source:
-        continue
-      yield Function(module, node.name, _arguments(node.args), f"def {node.name}({ast.unparse(node.args)}):", doc, source)
+      if 60 <= len(source) <= 4000 and "\t" not in source:
+        signature = f"def {node.name}({ast.unparse(node.args)}):"
+        functions.append(Function(module, node.name, _arguments(node.args), signature, doc, source))
+  return tuple(functions), tuple(docs)
 
 
 def _arguments(args: ast.arguments) -> tuple[tuple[str, str | None], ...]:
@@ -118,14 +123,16 @@ _SUFFIXES = ("_value", "_item", "_new", "2", "_copy", "_local")
 
 
 def _code(rng: random.Random) -> Iterator[Document]:
-  seen: dict[str, list[str]] = {}
-  for f in library_functions():
+  seen = set()
+  for f in library()[0]:
+    if len(f.body) > 700:
+      continue
     whole = f"{f.signature}\n{_indent(f.body)}"
     summary = f.doc.split("\n")[0]
     if f.body not in seen:
       head = f"{f.signature}\n" + (f'    """{summary}"""\n' if summary else "")
       yield Document("code", f.module, f"Complete this function of the module {f.module}.\n{head}", _indent(f.body))
-    seen[f.body] = []
+    seen.add(f.body)
     names = sorted({x for x in re.findall(r"\b[a-z_][a-z_0-9]{2,}\b", f.body) if not keyword.iskeyword(x)})
     local = [x for x in names if any(x == a for a, _ in f.arguments) or re.search(rf"^\s*{x} = ", f.body, re.M)]
     if local and len(whole) < 480:
@@ -168,7 +175,8 @@ _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight"
 
 def _chat(rng: random.Random) -> Iterator[Document]:
   described = set()
-  for f in library_functions(max_characters=4000):
+  functions, module_docs = library()
+  for f in functions:
     if 1 <= len(f.arguments) <= 6 and not f.name.startswith("__"):
       yield _explained_signature(rng, f)
     text = " ".join(f.doc.split())
@@ -184,9 +192,8 @@ def _chat(rng: random.Random) -> Iterator[Document]:
           f"In short: {first}. You call it as {f.signature[4:-1]}.")
     yield Document(
         "chat", f.module, f"What does the function {f.name} of the module {f.module} do?", f"The function {f.name} does this: {text}")
-  for module, _, tree in _modules():
-    doc = ast.get_docstring(tree)
-    for paragraph in (doc or "").split("\n\n"):
+  for module, doc in module_docs:
+    for paragraph in doc.split("\n\n"):
       text = " ".join(paragraph.split())
       if 120 <= len(text) <= 600 and text.isascii():
         yield Document("chat", module, f"Tell me something about the module {module}.", text)

@@ -22,9 +22,10 @@ def read_turns(path: str | pathlib.Path, limit: int | None = None) -> list[str]:
   return out
 
 
-def tiny_prompts(domain: str, limit: int | None = None) -> list[str]:
-  """The shipped evaluation prompts of one domain of the embedded target."""
-  return read_turns(ASSETS / "tiny" / "prompts" / f"{domain}.jsonl", limit)
+def shipped_prompts(source: str, domain: str, limit: int | None = None) -> list[str]:
+  """Evaluation prompts of one domain: the shipped ones of a model ("tiny", "smollm2"), or those of a JSONL path."""
+  shipped = ASSETS / source / "prompts" / f"{domain}.jsonl"
+  return read_turns(shipped if shipped.exists() else source, limit)
 
 
 def chat_prompt(tokenizer: Tokenizer, user: str, system: str | None = None) -> str:

@@ -46,7 +46,7 @@ class Tensors:
         handle = stack.enter_context(safe_open(str(path), framework="numpy"))
       except SafetensorError as e:
         raise TensorError(f"{path} is not a readable safetensors file: {e}") from e
-      for name in handle.keys():
+      for name in handle.keys():  # noqa: SIM118 - no mapping
         if name in self.shapes:
           raise TensorError(f"{name} stands in two files, one of them {path}")
         self.shapes[name] = tuple(handle.get_slice(name).get_shape())

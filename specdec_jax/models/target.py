@@ -42,9 +42,9 @@ class Target:
     """
     tokens = self.check_tokens(tokens)
     self.check_taps(taps)
-    if mask is not None and jnp.shape(mask) != tokens.shape:
-      raise ValueError(f"mask has shape {jnp.shape(mask)}, tokens {tokens.shape}")
     segments = None if mask is None else jnp.asarray(mask, jnp.int32)
+    if segments is not None and segments.shape != tokens.shape:
+      raise ValueError(f"mask has shape {segments.shape}, tokens {tokens.shape}")
     return TargetOutput(*_forward(self.decoder, tuple(taps), self.params, tokens, segments))
 
   def check_tokens(self, tokens) -> Int["B T"]:

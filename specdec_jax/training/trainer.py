@@ -40,7 +40,7 @@ def make_update(loss_fn: Callable, tx: optax.GradientTransformation) -> Callable
     (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, batch, key, constants)
     change, optimizer = tx.update(grads, state.optimizer, state.params)
     state = state.replace(step=state.step + 1, params=optax.apply_updates(state.params, change), optimizer=optimizer)
-    return state, {"loss": loss, "grad_norm": optax.global_norm(grads), **metrics}
+    return state, {"loss": loss, "grad_norm": optax.tree.norm(grads), **metrics}
 
   return jax.jit(update, donate_argnums=0)
 

@@ -1,0 +1,119 @@
+"""Trains a block drafter for a target on the target's own responses, and exports it in the published layout.
+
+  python -m experiments.train_drafter --config=configs/tiny/dspark.py --workdir=runs/tiny_dspark
+"""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app
+from rich import print as show
+
+import specdec_jax
+from experiments import common
+from specdec_jax import metrics
+from specdec_jax.config import DrafterConfig
+from specdec_jax.data import corpus, packing
+from specdec_jax.data.prompts import chat_prompt, shipped_prompts
+from specdec_jax.data.regenerate import read_responses, regenerate
+from specdec_jax.drafters.base import Drafter
+from specdec_jax.drafters.block import BlockDrafter
+from specdec_jax.models.target import Target
+from specdec_jax.training import anchors, features, losses, trainer
+from specdec_jax.training.optimizer import adamw
+
+FROZEN = ("embedding", "head")  # The target's, as published.
+
+
+def drafter_config(config, target: Target) -> DrafterConfig:
+  d = config.drafter
+  model = dataclasses.replace(target.config, layers=d.layers, windows=(None,) * d.layers, tied=False)
+  return DrafterConfig(
+      model=model, block=d.block, mask_id=target.tokenizer.id("<|mask|>"), taps=tuple(d.taps), target_layers=target.config.layers,
+      markov_rank=d.markov_rank, markov_head=d.markov_head, confidence=d.confidence,
+      confidence_with_markov=d.confidence_with_markov, anchors=config.anchors)
+
+
+def training_prompts(config, target: Target) -> list[tuple[str, list[int]]]:
+  """(domain, token ids) of training questions, those with answers of similar length together."""
+  rng = np.random.default_rng(config.seed)
+  out = []
+  for domain in corpus.DOMAINS:
+    documents = [d for d in corpus.documents(domain, config.seed) if not corpus.is_evaluation(d.source) and len(d.answer) < 600]
+    picked = [documents[i] for i in rng.permutation(len(documents))[: config.documents]]
+    out += sorted((len(d.answer), domain, target.tokenizer.encode(chat_prompt(target.tokenizer, d.prompt))) for d in picked)
+  out.sort(key=lambda x: x[0])
+  return [(domain, ids) for _, domain, ids in out if len(ids) <= config.row_length - config.max_new_tokens]
+
+
+def make_loss(config, target: Target, model: BlockDrafter):
+  """loss(params, batch, key, constants) for the trainer; constants: target parameters and the drafter's frozen ones."""
+  w = config.loss
+
+  def loss(params, batch, key, constants):
+    tokens, segments = batch["tokens"], batch["segments"]
+    taps, hidden, positions = features.target_features(target.decoder, constants["target"], tokens, segments, model.taps)
+    allowed = anchors.candidates(batch["answer"], segments)
+    picked, keep = anchors.sample_anchors(key, allowed, config.anchors)
+    blocks, labels = anchors.make_blocks(tokens, segments, positions, batch["answer"], taps, picked, keep, model.config.block)
+    target_logits = features.target_rows(target.decoder, constants["target"], hidden, labels.index)
+    out = model.block_outputs({**params, **constants["frozen"]}, blocks)
+    warm = batch["progress"] < config.ce_share
+    weights = losses.BlockLoss(jnp.where(warm, 1.0, w.ce), jnp.where(warm, 0.0, w.tv), w.confidence, w.decay)
+    return losses.block_loss(weights, out.logits, out.confidence, target_logits, labels)
+
+  return loss
+
+
+def main(argv):
+  del argv
+  config, workdir = common.settings()
+  target = specdec_jax.load_target(config.target)
+  prompts = training_prompts(config, target)
+  counts = regenerate(target, prompts, workdir / "responses.jsonl", config.response_batch, config.max_new_tokens, config.temperature, config.seed)
+  rows = read_responses(workdir / "responses.jsonl")
+  summary = {"responses": dict(counts), "response_tokens": sum(len(r["answer"]) for r in rows)}
+  show(summary)
+  rng = np.random.default_rng(config.seed)
+  order = rng.permutation(len(rows))
+  packed = packing.pack(((rows[i]["prompt"], rows[i]["answer"]) for i in order), config.row_length)
+
+  c = drafter_config(config, target)
+  model = BlockDrafter(c)
+  params = model.init_params(jax.random.key(config.seed))
+  frozen = {"embedding": target.params["embedding"], "head": {"kernel": target.params["embedding"]} if target.config.tied else target.params["head"]}
+  trainable = {k: v for k, v in params.items() if k not in FROZEN}
+  show({"trainable_parameters": sum(x.size for x in jax.tree.leaves(trainable)), "rows": len(packed.tokens)})
+  epochs = [np.random.default_rng([config.seed, e]).permutation(len(packed.tokens)) for e in range(config.steps * config.batch // len(packed.tokens) + 1)]
+  sequence = np.concatenate(epochs)
+
+  def batch_at(step):
+    take = sequence[step * config.batch : (step + 1) * config.batch]
+    return {"tokens": packed.tokens[take], "segments": packed.segments[take], "answer": packed.answer[take], "progress": np.float32(step / config.steps)}
+
+  def finished(trained) -> Drafter:
+    return Drafter(f"tiny/{config.name}", c, model, {**trained, **frozen}, "untrained")
+
+  def evaluate(trained):
+    drafter, out = finished(trained), {}
+    for domain in corpus.DOMAINS:
+      texts = [chat_prompt(target.tokenizer, p) for p in shipped_prompts("tiny", domain, config.evaluation_prompts)]
+      done = specdec_jax.generate(target, drafter, texts, 96, temperature=1.0, seed=list(range(len(texts))))
+      out[f"accepted_length/{domain}"] = metrics.acceptance([r.rounds for r in done])["accepted_length"]
+    return out
+
+  trained = trainer.fit(
+      trainable, make_loss(config, target, model), adamw(config.learning_rate, config.steps), batch_at, config.steps, workdir, config.seed,
+      {"target": target.params, "frozen": frozen}, save_every=config.save_every, evaluate=evaluate)
+  folder = workdir / config.name
+  specdec_jax.export(finished(trained), folder, dtype="bfloat16")
+  (folder / "training.json").write_text(json.dumps(
+      {**summary, "steps": config.steps, "anchors": config.steps * config.batch * config.anchors, "target": target.hash}, indent=2) + "\n")
+  show(f"written to {folder}")
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,49 @@
+"""Responses of the target itself, what drafters are trained on: resumable, with every unusable row counted by reason."""
+
+import json
+import pathlib
+from collections import Counter
+from collections.abc import Sequence
+
+from rich import progress
+
+from specdec_jax.decode import generate
+from specdec_jax.models.target import Target
+
+
+def regenerate(
+    target: Target, prompts: Sequence[tuple[str, Sequence[int]]], path: pathlib.Path, batch: int, max_new_tokens: int,
+    temperature: float = 1.0, seed: int = 0,
+) -> Counter:
+  """Answers (name, token ids) prompts in order and appends {"index", "name", "prompt", "answer"} lines to `path`.
+
+  Prompts that `path` already answers are skipped, so a killed run goes on where it stopped; request i always has the seed
+  seed + i. Answers cut at max_new_tokens are kept and counted as "cut"; empty ones (an end of sequence at once) and
+  prompts in error are counted and written with their reason, never used. Returns the counts by reason.
+  """
+  path.parent.mkdir(parents=True, exist_ok=True)
+  done = {row["index"] for row in read_responses(path, usable=False)} if path.exists() else set()
+  todo = [i for i in range(len(prompts)) if i not in done]
+  with path.open("a") as out, progress.Progress() as bar:
+    task = bar.add_task("regenerating", total=len(prompts), completed=len(done))
+    for start in range(0, len(todo), batch):
+      part = todo[start : start + batch]
+      filled = part + part[:1] * (batch - len(part))  # One shape, one executable.
+      replies = generate(target, None, [prompts[i][1] for i in filled], max_new_tokens, temperature, seed=[seed + i for i in filled])
+      for i, reply in zip(part, replies):
+        reason = reply.error or ("empty" if len(reply.tokens) < 2 else "cut" if reply.finish_reason == "length" else "complete")
+        out.write(json.dumps({"index": i, "name": prompts[i][0], "prompt": list(prompts[i][1]), "answer": reply.tokens, "reason": reason}) + "\n")
+      out.flush()
+      bar.update(task, advance=len(part))
+  return Counter(row["reason"] for row in read_responses(path, usable=False))
+
+
+def read_responses(path: pathlib.Path, usable: bool = True) -> list[dict]:
+  """The rows that `regenerate` wrote; a line that a killed run left half-written is passed over."""
+  rows = []
+  for line in path.read_text().splitlines():
+    try:
+      rows.append(json.loads(line))
+    except json.JSONDecodeError:
+      continue
+  return [r for r in rows if r["reason"] in ("complete", "cut")] if usable else rows

@@ -1,0 +1,27 @@
+"""A drafter's training inputs from a frozen target, computed inside the training step: nothing V-wide is kept."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.models.decoder import Decoder
+from specdec_jax.typing import Float, Int
+
+
+def target_features(
+    decoder: Decoder, params, tokens: Int["B S"], segments: Int["B S"], taps: Sequence[int],
+) -> tuple[Float["B S M D"], Float["B S D"], Int["B S"]]:
+  """Taps, final-normed hidden states and positions of packed rows; no gradient reaches the target."""
+  hidden, tapped, _ = decoder.apply({"params": params}, tokens, segments=segments, taps=tuple(taps))
+  same = (segments[:, :, None] == segments[:, None, :]) & jnp.tri(tokens.shape[1], dtype=bool)
+  positions = jnp.maximum(same.sum(-1) - 1, 0)
+  return jax.lax.stop_gradient(tapped), jax.lax.stop_gradient(hidden), positions
+
+
+def target_rows(decoder: Decoder, params, hidden: Float["B S D"], index: Int["B A L"]) -> Float["B A L V"]:
+  """The target's logits at chosen rows: the hidden states are gathered first, the head is applied to them only."""
+  flat = index.reshape(index.shape[0], -1)
+  rows = jnp.take_along_axis(hidden, flat[..., None], 1)
+  logits = decoder.apply({"params": params}, rows, method="logits")
+  return jax.lax.stop_gradient(logits.reshape(*index.shape, -1))

@@ -1,0 +1,100 @@
+"""Published configurations: every spelling that is honoured, every fault that is named."""
+
+import json
+
+import numpy as np
+import pytest
+
+from specdec_jax.config import ConfigError, DrafterConfig, ModelConfig, Rotary
+from tests import toys
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "intermediate_size": 64, "rms_norm_eps": 1e-5, "max_position_embeddings": 128, "rope_theta": 1e6}
+DRAFTER = {
+    **LLAMA, "model_type": "qwen3", "block_size": 4, "mask_token_id": 99, "target_layer_ids": [-1, 2], "num_target_layers": 6,
+    "markov_rank": 8, "markov_head_type": "vanilla", "enable_confidence_head": True, "confidence_head_with_markov": True}
+
+
+def without(key, config=LLAMA):
+  return {k: v for k, v in config.items() if k != key}
+
+
+@pytest.mark.parametrize("spelling", [
+    {"rope_theta": 1e6}, {"rope_theta": 1e6, "rope_scaling": None}, {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
+    {"rope_parameters": {"full_attention": {"rope_theta": 1e6, "rope_type": "default"}}},
+    {"rope_parameters": {"rope_theta": None, "rope_type": "default", "full_attention": {"rope_theta": 1e6, "rope_type": "default"}}}], ids=str)
+def test_rotary_base_in_every_spelling(spelling):
+  c = ModelConfig.from_published({**without("rope_theta"), **spelling})
+  assert c.rotary == Rotary(1e6, 8)
+  assert ModelConfig.from_published(c.to_published()) == c
+
+
+def test_missing_rotary_base_is_refused():
+  with pytest.raises(ConfigError, match="no rotary base"):
+    ModelConfig.from_published(without("rope_theta"))
+
+
+def test_rescaled_rotary():
+  """Against the published formulas evaluated by hand at chosen wavelengths."""
+  width, theta, original = 8, 1e4, 64
+  base = theta ** -(np.arange(0, width, 2) / width)
+  linear = ModelConfig.from_published({**LLAMA, "rope_theta": theta, "rope_scaling": {"type": "linear", "factor": 4.0}}).rotary
+  np.testing.assert_allclose(linear.frequencies()[0], base / 4, rtol=1e-6)
+  scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": original}
+  llama3 = ModelConfig.from_published({**LLAMA, "rope_theta": theta, "rope_scaling": scaling}).rotary
+  found = llama3.frequencies()[0]
+  assert found[0] == pytest.approx(base[0])  # 2π positions a turn: more than 4 turns in 64.
+  assert found[-1] == pytest.approx(base[-1] / 8)  # Less than one turn.
+  yarn = ModelConfig.from_published({
+      **LLAMA, "rope_theta": theta, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": original}}).rotary
+  frequencies, attention = yarn.frequencies()
+  assert attention == pytest.approx(0.1 * np.log(4) + 1)
+  assert frequencies[0] == pytest.approx(base[0]) and frequencies[-1] == pytest.approx(base[-1] / 4)
+  for rotary in (linear, llama3, yarn):
+    c = ModelConfig.from_published({**without("rope_theta"), "rope_parameters": rotary.published()})
+    assert c.rotary == rotary
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*'mamba'. is not supported"),
+    ({"vocab_size": None}, "lacks 'vocab_size'"), ({"hidden_act": "tanh"}, "hidden_act 'tanh'"),
+    ({"num_key_value_heads": 3}, "no multiple"), ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope'"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs low_freq_factor"),
+    ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
+    ({"layer_types": ["full_attention"]}, "1 entries for 2 layers"),
+    ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is missing")], ids=str)
+def test_faults_are_named(change, message):
+  with pytest.raises(ConfigError, match=message):
+    ModelConfig.from_published({**LLAMA, **change})
+
+
+def test_windows():
+  windowed = {**LLAMA, "model_type": "qwen3", "sliding_window": 8, "use_sliding_window": True}
+  assert ModelConfig.from_published({**windowed, "max_window_layers": 1}).windows == (None, 8)
+  assert ModelConfig.from_published({**windowed, "use_sliding_window": False}).windows == (None, None)
+  c = ModelConfig.from_published({**windowed, "layer_types": ["sliding_attention", "full_attention"]})
+  assert c.windows == (8, None) and ModelConfig.from_published(c.to_published()).windows == (8, None)
+
+
+def test_every_field_survives_publication():
+  c = toys.model_config(attention_bias=True, mlp_bias=True, activation="gelu", tied=True, eos=(1, 2), bos=3, pad=0, windows=(4, None, 4))
+  assert ModelConfig.from_published(json.loads(json.dumps(c.to_published()))) == c
+
+
+@pytest.mark.parametrize("change", [
+    {}, {"markov_rank": 0, "enable_confidence_head": False}, {"confidence_head_with_markov": False}, {"num_anchors": 6}], ids=str)
+def test_drafter_round_trip(change):
+  c = DrafterConfig.from_published({**DRAFTER, **change})
+  assert c.draft_length == 4
+  assert DrafterConfig.from_published(json.loads(json.dumps(c.to_published()))) == c
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"mask_token_id": None}, "lacks mask_token_id"), ({"mask_token_id": 100}, "outside the vocabulary"), ({"mask_token_id": -1}, "outside"),
+    ({"eos_token_id": [5, 99]}, "end-of-sequence"), ({"pad_token_id": 99}, "padding"), ({"target_layer_ids": [2, 1]}, "increase strictly"),
+    ({"target_layer_ids": [5]}, "below the last"), ({"target_layer_ids": []}, "target_layer_ids"), ({"markov_head_type": "lstm"}, "'lstm'"),
+    ({"markov_rank": 0}, "needs markov_rank"), ({"block_size": 0}, "block_size 0")], ids=str)
+def test_drafter_faults_are_named(change, message):
+  with pytest.raises(ConfigError, match=message):
+    DrafterConfig.from_published({**DRAFTER, **change})

@@ -1,0 +1,60 @@
+"""Every experiment in its smoke form, as its users start it."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from specdec_jax import report
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def start(name, *arguments, check=True):
+  done = subprocess.run([sys.executable, "-m", f"experiments.{name}", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600)
+  assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+  return done
+
+
+def test_quickstart(tmp_path):
+  done = start("quickstart", "--config=configs/tiny/quickstart.py:smoke", f"--workdir={tmp_path}", "--config.temperatures=(1.0,)")
+  assert "accepted_length" in done.stdout and "tiny/dspark" in done.stdout
+  records = report.read(tmp_path / "results.jsonl")
+  assert [(r["dataset"], r["drafter"] and r["drafter"]["name"]) for r in records] == [
+      (d, n) for d in ("maths", "code", "chat") for n in (None, "tiny/dspark")]
+  assert all(r["lossless"]["holds"] for r in records if r["drafter"]) and records[1]["overrides"]
+  assert (tmp_path / "report.md").exists() and (tmp_path / "speed.png").exists() and (tmp_path / "position_acceptance.png").exists()
+
+
+def test_missing_weights_are_explained(tmp_path):
+  done = start("quickstart", f"--workdir={tmp_path}", "--config=configs/tiny/quickstart.py:smoke", "--config.target=no/such/model", check=False)
+  assert done.returncode != 0 and "neither a path nor a shipped model" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_bench_decode(tmp_path):
+  start("bench_decode", "--config=configs/tiny/speed.py:smoke", f"--workdir={tmp_path}")
+  found = json.loads((tmp_path / "speed.json").read_text())
+  assert found["tokens_per_s"]["1"] > 0 and found["verify_seconds"]["1"]["unrolled"]["2"] > 0
+
+
+def test_training_commands(tmp_path):
+  """A target from scratch, then a drafter for the shipped target, exported and loaded again."""
+  import specdec_jax
+
+  start("train_target", "--config=configs/tiny/target.py:smoke", f"--workdir={tmp_path / 't'}")
+  target = specdec_jax.load_target(tmp_path / "t" / "tiny")
+  assert specdec_jax.generate(target, None, ["def"], 4)[0].tokens
+  start("train_drafter", "--config=configs/tiny/dspark.py:smoke", f"--workdir={tmp_path / 'd'}")
+  tiny = specdec_jax.load_target("tiny")
+  drafter = specdec_jax.load_drafter(tmp_path / "d" / "dspark", tiny)
+  prompt = ["<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n"]
+  plain, spec = (specdec_jax.generate(tiny, d, prompt, 24)[0].tokens for d in (None, drafter))
+  assert plain == spec
+
+
+@pytest.mark.parametrize("name", ["quickstart", "bench_decode", "train_target", "train_drafter"])
+def test_experiments_take_two_flags(name):
+  text = (ROOT / "experiments" / f"{name}.py").read_text()
+  assert "DEFINE_" not in text

@@ -1,0 +1,206 @@
+"""Anchors, visibility by gradient, losses, exact resume, and the stop at a bad loss."""
+
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from specdec_jax.training import anchors, features, losses, trainer
+from specdec_jax.training.optimizer import adamw
+from tests import toys
+
+TOKENS = jnp.asarray((np.arange(36).reshape(2, 18) * 11 + 5) % 59, jnp.int32)
+SEGMENTS = jnp.asarray([[1] * 10 + [2] * 8, [1] * 13 + [0] * 5], jnp.int32)
+ANSWER = jnp.asarray([[False] * 3 + [True] * 7 + [False] * 2 + [True] * 6, [False] * 4 + [True] * 9 + [False] * 5])
+
+
+def blocks(picked, keep, length=5, tokens=TOKENS):
+  target = toys.target()
+  taps, hidden, positions = features.target_features(target.decoder, target.params, tokens, SEGMENTS, (0, 1))
+  return (hidden, *anchors.make_blocks(tokens, SEGMENTS, positions, ANSWER, taps, jnp.asarray(picked), jnp.asarray(keep), length))
+
+
+def test_anchor_candidates_and_sampling():
+  allowed = anchors.candidates(ANSWER, SEGMENTS)
+  assert np.flatnonzero(allowed[0]).tolist() == [3, 4, 5, 6, 7, 8, 12, 13, 14, 15, 16]
+  assert np.flatnonzero(allowed[1]).tolist() == list(range(4, 12))
+  seen = np.zeros(18, int)
+  for seed in range(200):
+    picked, keep = anchors.sample_anchors(jax.random.key(seed), allowed, 9)
+    assert keep.sum(1).tolist() == [9, 8] and int(picked[1, 8]) == 0
+    for row in range(2):
+      mine = np.asarray(picked[row])[np.asarray(keep[row])]
+      assert np.all(np.diff(mine) > 0) and np.all(np.asarray(allowed)[row, mine])
+    np.add.at(seen, np.asarray(picked[0]), 1)
+  hit = seen[np.asarray(allowed[0])]
+  assert hit.min() > 140 and hit.sum() == 1800  # Every candidate alike: 164 of 200.
+
+
+def test_labels_stop_at_the_end_of_the_text():
+  _, batch, labels = blocks([[4, 8, 14], [10, 0, 0]], [[True] * 3, [True, False, False]])
+  assert labels.tokens[0, 0].tolist() == TOKENS[0, 5:10].tolist()
+  assert batch.tokens[0, 0].tolist() == TOKENS[0, 4:9].tolist()
+  assert labels.supervised[0].sum(-1).tolist() == [5, 1, 3]  # To the segment's end, to the row's end.
+  assert labels.supervised[1].sum(-1).tolist() == [2, 0, 0]
+  assert batch.block_positions[0, :, 0].tolist() == [4, 8, 4]  # Positions count from the text's start.
+
+
+def test_block_sees_its_own_context_only():
+  """C75, by gradient: features at or behind the anchor, of another text or another block never reach a block."""
+  target = toys.target()
+  drafter = toys.block_drafter(target, block=3)
+  _, batch, _ = blocks([[2, 6, 13]] * 2, [[True] * 3] * 2, 3)
+
+  def output(feature_rows, block):
+    out = drafter.model.block_outputs(drafter.params, batch.replace(features=feature_rows))
+    return jnp.sum(out.hidden[0, block] ** 2)
+
+  reach = jax.jit(jax.grad(output), static_argnums=1)
+  for block, context in enumerate((range(0, 2), range(0, 6), range(10, 13))):
+    touched = np.flatnonzero(np.abs(reach(batch.features, block)[0]).sum((-1, -2)))
+    assert touched.tolist() == list(context)
+
+
+def test_block_is_bidirectional_and_reads_its_anchor_only():
+  target = toys.target()
+  drafter = toys.block_drafter(target, block=3)
+  _, batch, _ = blocks([[2, 6]] * 2, [[True] * 2] * 2, 3)
+  run = jax.jit(drafter.model.block_outputs)
+  base = run(drafter.params, batch).hidden[0]
+  changed = lambda at: run(drafter.params, batch.replace(tokens=batch.tokens.at[0, 1, at].add(1))).hidden[0]
+  moved = np.abs(changed(0) - base).max(-1)
+  assert np.all(moved[0] < 1e-6) and np.all(moved[1] > 1e-4)  # The anchor moves every slot of its own block.
+  np.testing.assert_allclose(changed(1), base, atol=1e-6)  # A later true token is no input of the backbone.
+
+
+def test_training_blocks_equal_decoding_blocks():
+  """The same block, once packed among others in training, once through the context cache: the same logits."""
+  target = toys.target()
+  drafter = toys.block_drafter(target)
+  _, batch, _ = blocks([[4, 8]] * 2, [[True, True]] * 2)
+  out = drafter.model.block_outputs(drafter.params, batch)
+  model, n = drafter.model, 8
+  state = model.extend(drafter.params, model.init_state(1, 32), batch.features[:1, :n], None, batch.positions[:1, :n], jnp.array([n]))
+  visible = (jnp.arange(32) < n)[None, None]
+  hidden = model.network.apply(
+      {"params": drafter.params}, list(zip(state.keys, state.values)), jnp.arange(32)[None], batch.tokens[:1, 1:], n + jnp.arange(5)[None, None],
+      visible, jnp.ones((1, 1), bool), method="hidden")
+  np.testing.assert_allclose(hidden[0, 0], out.hidden[0, 1], atol=1e-5)
+
+
+def test_confidence_loss_does_not_train_the_drafter():
+  """C45."""
+  target = toys.target()
+  drafter = toys.block_drafter(target)
+  hidden, batch, labels = blocks([[4, 8]] * 2, [[True, True]] * 2)
+  target_logits = features.target_rows(target.decoder, target.params, hidden, labels.index)
+
+  def loss(params):
+    out = drafter.model.block_outputs(params, batch)
+    return losses.block_loss(losses.BlockLoss(0.0, 0.0, 1.0), out.logits, out.confidence, target_logits, labels)[0]
+
+  gradient = jax.jit(jax.grad(loss))(drafter.params)
+  norms = {name: float(optax.tree.norm(g)) for name, g in gradient.items()}
+  assert norms.pop("confidence") > 1e-3
+  assert set(norms.values()) == {0.0}
+  silent = toys.block_drafter(target, confidence=False)
+  assert "confidence" not in adamw(1e-3, 10).init(silent.params)[1][0].mu  # Absent from the optimizer state.
+
+
+def test_loss_terms_by_hand():
+  """Two slots, two tokens: CE, L1, BCE and their weights from the formulas."""
+  p_draft, p_target = np.array([[0.6, 0.4], [0.5, 0.5]]), np.array([[0.9, 0.1], [0.25, 0.75]])
+  labels = anchors.Labels(jnp.array([[[0, 1]]]), jnp.zeros((1, 1, 2), jnp.int32), jnp.ones((1, 1, 2), bool))
+  c = np.array([0.3, -1.0])
+  total, m = losses.block_loss(losses.BlockLoss(0.1, 0.9, 1.0, 4.0), jnp.log(p_draft)[None, None], jnp.asarray(c)[None, None], jnp.log(p_target)[None, None], labels)
+  w = np.exp(-np.arange(2) / 4)
+  mean = lambda x: (x * w).sum() / (w.sum() + 1e-6)
+  accept, s = np.array([0.7, 0.75]), 1 / (1 + np.exp(-c))
+  expected = {"ce_loss": mean(-np.log([0.6, 0.5])), "l1_loss": mean(np.array([0.6, 0.5])),
+              "confidence_loss": mean(-accept * np.log(s) - (1 - accept) * np.log(1 - s)), "tau_probabilistic": 1 + 0.7 + 0.7 * 0.75}
+  for name, value in expected.items():
+    assert float(m[name]) == pytest.approx(value, rel=1e-5), name
+  assert float(total) == pytest.approx(0.1 * expected["ce_loss"] + 0.9 * expected["l1_loss"] + expected["confidence_loss"], rel=1e-5)
+
+
+def test_next_token_loss_weights():
+  target = toys.target()
+  batch = {"tokens": TOKENS, "segments": SEGMENTS, "answer": ANSWER}
+  loss, m = losses.next_token_loss(target.decoder, 0.0, target.params, batch, None, None)
+  rows = [(0, slice(0, 10)), (0, slice(10, 18)), (1, slice(0, 13))]
+  nats, count = 0.0, 0
+  for row, part in rows:
+    logits = jax.nn.log_softmax(target.forward(TOKENS[row : row + 1, part]).logits[0], -1)
+    for i in range(part.stop - part.start - 1):
+      if ANSWER[row, part.start + i + 1]:
+        nats -= float(logits[i, TOKENS[row, part.start + i + 1]])
+        count += 1
+  assert int(m["count"]) == count
+  assert float(loss) == pytest.approx(nats / count, rel=1e-5)
+
+
+def test_schedule_of_the_learning_rate():
+  tx = adamw(0.5, 100, warmup_share=0.1, final_share=0.2, clip=1e9)
+  params = {"w": jnp.zeros(())}
+  state, steps = tx.init(params), []
+  for _ in range(100):
+    change, state = tx.update({"w": jnp.ones(())}, state, params)
+    steps.append(-float(change["w"]))
+  assert steps[0] == 0 and steps[5] == pytest.approx(0.25, rel=1e-3) and max(steps) == pytest.approx(0.5, rel=1e-3)
+  assert steps[99] == pytest.approx(0.1, rel=0.02)
+
+
+def quadratic(params, batch, key, constants):
+  noise = jax.random.normal(key, ())
+  return jnp.sum((params["w"] - batch) ** 2) * constants + noise * params["w"][0], {"noise": noise}
+
+
+def fit(folder, steps, total=12, **kw):
+  tx = adamw(0.1, total)
+  return trainer.fit({"w": jnp.arange(3.0)}, quadratic, tx, lambda i: np.float32(i % 5), steps, folder, 3, jnp.float32(2), log_every=1, save_every=6, **kw)
+
+
+def test_resume_gives_the_same_numbers(tmp_path):
+  """C91 in small: parameters, optimizer, keys and data position go on exactly where they stopped."""
+  whole = fit(tmp_path / "whole", 12)
+  fit(tmp_path / "parts", 6)
+  parts = fit(tmp_path / "parts", 12)
+  np.testing.assert_array_equal(whole["w"], parts["w"])
+  logs = [[json.loads(line) for line in (tmp_path / n / "metrics.jsonl").read_text().splitlines()] for n in ("whole", "parts")]
+  drop = lambda rows: [{k: v for k, v in r.items() if k != "seconds"} for r in rows]
+  assert drop(logs[0]) == drop(logs[1]) and len(logs[0]) == 12
+  assert len({r["noise"] for r in logs[0]}) == 12
+
+
+def test_bad_loss_stops_with_the_step(tmp_path):
+  def explode(params, batch, key, constants):
+    return jnp.sum(params["w"]) / batch, {}
+
+  with pytest.raises(trainer.NonFiniteLoss, match="at step 4"):
+    trainer.fit({"w": jnp.ones(2)}, explode, adamw(0.1, 9), lambda i: np.float32(3 - i), 9, tmp_path, log_every=1)
+
+
+def test_drafter_learns():
+  """Twenty steps on one batch bring the loss down; the target's parameters are constants."""
+  target = toys.target()
+  drafter = toys.block_drafter(target)
+  hidden, batch, labels = blocks([[4, 7]] * 2, [[True, True]] * 2)
+  target_logits = features.target_rows(target.decoder, target.params, hidden, labels.index)
+
+  def loss(params, *_):
+    out = drafter.model.block_outputs(params, batch)
+    return losses.block_loss(losses.BlockLoss(), out.logits, out.confidence, target_logits, labels)
+
+  tx = optax.adam(3e-3)
+  update = trainer.make_update(loss, tx)
+  params = jax.tree.map(functools.partial(jnp.array, copy=True), drafter.params)
+  state = trainer.TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), jax.random.key(0))
+  history = []
+  for _ in range(20):
+    state, m = update(state, None, None)
+    history.append(float(m["loss"]))
+  assert history[-1] < 0.7 * history[0]
