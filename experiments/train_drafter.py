@@ -30,9 +30,10 @@ FROZEN = ("embedding", "head")  # The target's, as published.
 
 def drafter_config(config, target: Target) -> DrafterConfig:
   d = config.drafter
-  model = dataclasses.replace(target.config, layers=d.layers, windows=(None,) * d.layers, tied=False)
+  model = dataclasses.replace(
+      target.config, family="qwen3", qk_norm=True, layers=d.layers, windows=(None,) * d.layers, tied=False)
   return DrafterConfig(
-      model=model, block=d.block, mask_id=target.tokenizer.id("<|mask|>"), taps=tuple(d.taps), target_layers=target.config.layers,
+      model=model, block=d.block, mask_id=target.tokenizer.id(config.mask_token), taps=tuple(d.taps), target_layers=target.config.layers,
       markov_rank=d.markov_rank, markov_head=d.markov_head, confidence=d.confidence,
       confidence_with_markov=d.confidence_with_markov, anchors=config.anchors)
 
@@ -95,12 +96,12 @@ def main(argv):
     return {"tokens": packed.tokens[take], "segments": packed.segments[take], "answer": packed.answer[take], "progress": np.float32(step / config.steps)}
 
   def finished(trained) -> Drafter:
-    return Drafter(f"tiny/{config.name}", c, model, {**trained, **frozen}, "untrained")
+    return Drafter(config.name, c, model, {**trained, **frozen}, "in training")
 
   def evaluate(trained):
     drafter, out = finished(trained), {}
     for domain in corpus.DOMAINS:
-      texts = [chat_prompt(target.tokenizer, p) for p in shipped_prompts("tiny", domain, config.evaluation_prompts)]
+      texts = [chat_prompt(target.tokenizer, p) for p in shipped_prompts(config.evaluation, domain, config.evaluation_prompts)]
       done = specdec_jax.generate(target, drafter, texts, 96, temperature=1.0, seed=list(range(len(texts))))
       out[f"accepted_length/{domain}"] = metrics.acceptance([r.rounds for r in done])["accepted_length"]
     return out

@@ -41,9 +41,10 @@ class Rotary:
       return _llama3(base, s).astype(np.float32), 1.0
     return _yarn(base, self.theta, self.width, s)
 
-  def published(self) -> dict[str, Any]:
+  def published(self, head_dim: int) -> dict[str, Any]:
     """The `rope_parameters` entry of a config.json."""
-    return {"rope_theta": self.theta, "rope_type": self.kind, **dict(self.scaling)}
+    partial = {"partial_rotary_factor": self.width / head_dim} if self.width != head_dim else {}
+    return {"rope_theta": self.theta, "rope_type": self.kind, **dict(self.scaling), **partial}
 
 
 def _llama3(base: np.ndarray, s: Mapping[str, float]) -> np.ndarray:
@@ -101,8 +102,11 @@ def rotary_from_published(config: Mapping[str, Any], head_dim: int) -> Rotary:
   missing = [k for k in _ROTARY_NEEDS[kind] if merged.get(k) is None]
   if missing:
     raise ConfigError(f"rope_type {kind!r} needs {', '.join(missing)}")
-  share = merged.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+  share = merged.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
   keys = [k for k in (*_ROTARY_NEEDS[kind], *_ROTARY_OPTIONS) if merged.get(k) is not None]
+  unknown = [k for k, v in merged.items() if k not in keys and k != "original_max_position_embeddings" and v is not None]
+  if unknown:
+    raise ConfigError(f"rotary settings {', '.join(sorted(unknown))} are not supported for rope_type {kind!r}")
   return Rotary(float(theta), int(head_dim * share), kind, tuple((k, merged[k]) for k in keys if kind != "default"))
 
 
@@ -172,7 +176,7 @@ class ModelConfig:
         "architectures": [FAMILIES[self.family]], "model_type": self.family, "vocab_size": self.vocab,
         "hidden_size": self.width, "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
         "num_key_value_heads": self.kv_heads, "head_dim": self.head_dim, "intermediate_size": self.mlp,
-        "hidden_act": self.activation, "rms_norm_eps": self.norm_eps, "rope_parameters": self.rotary.published(),
+        "hidden_act": self.activation, "rms_norm_eps": self.norm_eps, "rope_parameters": self.rotary.published(self.head_dim),
         "max_position_embeddings": self.max_positions, "tie_word_embeddings": self.tied,
         "attention_bias": self.attention_bias, "mlp_bias": self.mlp_bias, "initializer_range": self.init_scale,
         "layer_types": ["sliding_attention" if w else "full_attention" for w in self.windows],
@@ -182,19 +186,20 @@ class ModelConfig:
 
 
 def _windows(config: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
-  window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+  """Windows by layer, with the defaults of the published configuration classes: only Qwen3 has any."""
+  qwen = config["model_type"] == "qwen3"
+  window = config.get("sliding_window") if qwen and config.get("use_sliding_window", False) else None
   types = config.get("layer_types")
   if types is None:
-    first = config.get("max_window_layers", 0) if config["model_type"] == "qwen3" else 0
-    sliding = window is not None and config["model_type"] == "qwen3"
-    types = ["sliding_attention" if sliding and i >= first else "full_attention" for i in range(layers)]
+    first = config.get("max_window_layers", 28)
+    types = ["sliding_attention" if window is not None and i >= first else "full_attention" for i in range(layers)]
   unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
   if unknown:
     raise ConfigError(f"layer_types {', '.join(unknown)} are not supported for model_type {config['model_type']!r}")
   if len(types) != layers:
     raise ConfigError(f"layer_types has {len(types)} entries for {layers} layers")
   if "sliding_attention" in types and window is None:
-    raise ConfigError("layer_types has sliding_attention, but sliding_window is missing or switched off")
+    raise ConfigError("layer_types has sliding_attention, but sliding_window is missing, switched off or unknown to this model_type")
   return tuple(window if t == "sliding_attention" else None for t in types)
 
 
@@ -212,7 +217,7 @@ MARKOV_HEADS = ("vanilla",)
 class DrafterConfig:
   """A block drafter: a backbone that reads target features, and the heads on it (ALGORITHMS: DFlash, DSpark).
 
-  block: input slots of one block [anchor, mask, …]; every slot predicts, so γ = block (`slot_convention` "predict").
+  block: input slots of one block [anchor, mask, …]; every slot predicts, so γ = block.
   taps: target layers whose outputs are the context features; -1 is the embedding output.
   """
 
@@ -226,7 +231,6 @@ class DrafterConfig:
   confidence: bool = False
   confidence_with_markov: bool = True
   anchors: int = 512  # A, blocks a training sequence
-  slot_convention: str = "predict"
 
   @property
   def draft_length(self) -> int:
@@ -247,6 +251,8 @@ class DrafterConfig:
       raise ConfigError(f"markov_head_type {self.markov_head!r} is not supported; known: {', '.join(MARKOV_HEADS)}")
     if self.confidence and self.confidence_with_markov and not self.markov_rank:
       raise ConfigError("confidence_head_with_markov needs markov_rank > 0")
+    if self.model.family != "qwen3":
+      raise ConfigError(f"a drafter's layers are of the qwen3 family in the published layout, not {self.model.family!r}")
     if self.block < 1:
       raise ConfigError(f"block_size {self.block} must be at least 1")
 
@@ -257,6 +263,9 @@ class DrafterConfig:
     missing = [k for k in ("block_size", "mask_token_id", "target_layer_ids", "num_target_layers") if config.get(k) is None]
     if missing:
       raise ConfigError(f"the drafter's config.json lacks {', '.join(missing)}")
+    foreign = [k for k in ("dflash_config", "projector_type") if k in config]
+    if foreign:
+      raise ConfigError(f"{', '.join(foreign)}: this is another drafter layout than DeepSpec's, and not supported")
     confidence = bool(config.get("enable_confidence_head", False))
     return cls(
         model=ModelConfig.from_published(config), block=config["block_size"], mask_id=config["mask_token_id"],

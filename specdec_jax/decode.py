@@ -32,7 +32,7 @@ class DecodeState:
   """Everything that a round reads and writes; donated.
 
   cache.lengths [B]: rows fed so far, which is the anchor's position; anchor [B]: the last emitted token, not yet fed.
-  tokens [B,T]: emitted tokens, the first `emitted` [B] of them; logprobs likewise, the target's, or None.
+  tokens [B,T]: a row of output positions, the first `emitted` [B] of them written; logprobs likewise, the target's, or None.
   rounds [B,T,3]: (drafted, accepted, emitted) of the first `round_count` [B] rounds; finish [B]: RUNNING, STOP or LENGTH.
   """
 
@@ -49,10 +49,10 @@ class DecodeState:
 
 @flax.struct.dataclass
 class Limits:
-  """caps [B]: tokens a request may emit; stops [B,C]: ids that end it, -1 for none."""
+  """caps [B]: tokens a request may emit; stops: a row of ids a request that end it, -1 for none."""
 
   caps: Int["B"]
-  stops: Int["B C"]
+  stops: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ def decode_round(method: Method, params, drafter_params, state: DecodeState, sam
   width = method.draft_length
   keys = sampling.position_keys(state.emitted, width + 1)
   proposal = _propose(method, drafter_params, state, position, keys, sampling)
-  lengths = jnp.where(running, _schedule(method, proposal), 0)
+  lengths = jnp.where(running, verify.usable_lengths(proposal.drafts, _schedule(method, proposal), sampling.vocab), 0)
 
   fed = jnp.concatenate([state.anchor[:, None], jnp.maximum(proposal.drafts, 0)], 1)
   hidden, taps, cache = method.decoder.apply({"params": params}, fed, state.cache, taps=method.taps)
@@ -186,6 +186,14 @@ class Completion:
   error: str | None = None
 
 
+class NoPromptServed(ValueError):
+  """None of the prompts can be served; `errors` says why, one text a prompt."""
+
+  def __init__(self, errors: list[str]):
+    super().__init__("; ".join(errors))
+    self.errors = errors
+
+
 def generate(
     target: Target, drafter: Drafter | None, prompts: Sequence[str | Sequence[int]], max_new_tokens: int | Sequence[int] = 64,
     temperature: float | Sequence[float] = 0.0, top_k: int | Sequence[int] = 0, top_p: float | Sequence[float] = 1.0,
@@ -197,22 +205,24 @@ def generate(
   temperature 0 gives the target's own greedy text; otherwise its own distribution, with draws that depend on the request's
   seed and output position only. Settings are one for all, or one a prompt. stop: token ids, or texts of one token, besides
   the target's end-of-sequence ids (left out under ignore_eos). draft_length: drafts a round, at most the drafter's γ.
-  schedule: "fixed", or a function of the confidences [B,L] to lengths [B].
+  schedule: "fixed", or a function of the confidences [B,L] to lengths [B]; keep one function object, another one compiles anew.
 
-  A prompt that cannot be served (empty, too long, ids outside the vocabulary) gets a Completion with finish_reason
-  "error" and leaves its batch mates alone. Raises ValueError for settings that are wrong for all, and where no prompt can
-  be served.
+  A prompt that cannot be served (empty, too long, no new tokens asked for, ids outside the vocabulary) gets a Completion with finish_reason
+  "error" and leaves its batch mates alone. Raises ValueError for settings that are wrong for all, and NoPromptServed, a
+  ValueError, where no prompt can be served.
   """
+  if isinstance(prompts, str):
+    raise ValueError("prompts is one text; give a list of texts or of token lists")
   batch = len(prompts)
   if not batch:
     raise ValueError("no prompts")
+  if np.size(max_new_tokens) not in (1, batch) or not np.issubdtype(np.asarray(max_new_tokens).dtype, np.integer):
+    raise ValueError(f"max_new_tokens must be an integer, or {batch} of them, not {max_new_tokens}")
   caps = np.broadcast_to(np.asarray(max_new_tokens), (batch,))
-  if not np.issubdtype(caps.dtype, np.integer) or caps.min() < 1:
-    raise ValueError(f"max_new_tokens must be at least 1, not {max_new_tokens}")
   method = make_method(target, drafter, draft_length, schedule, rule, logprobs)
   ids, errors = zip(*(_prompt_ids(target, i, p, int(c)) for i, (p, c) in enumerate(zip(prompts, caps))))
   if all(errors):
-    raise ValueError(errors[0] if batch == 1 else "no prompt can be served: " + "; ".join(errors))
+    raise NoPromptServed(list(errors))
   ids = [[0] if error else x for x, error in zip(ids, errors)]  # A bad row idles: it stops at its first token.
   caps = np.where([e is not None for e in errors], 1, caps)
 
@@ -220,7 +230,7 @@ def generate(
   tokens = np.zeros((batch, prompt_bucket(int(lengths.max()))), np.int32)
   for row, x in zip(tokens, ids):
     row[: len(x)] = x
-  sampling = make_sampling(batch, target.config.vocab, temperature, top_k, top_p, seed)
+  sampling = make_sampling(batch, target.vocab, temperature, top_k, top_p, seed)
   stops = np.tile(stop_ids(target, stop, ignore_eos), (batch, 1))
   limits = Limits(jnp.asarray(caps, jnp.int32), jnp.asarray(stops, jnp.int32))
   state = init_state(target, method, batch, tokens.shape[1], int((lengths + caps).max()), int(caps.max()))
@@ -236,6 +246,8 @@ def make_method(target: Target, drafter: Drafter | None, draft_length: int | Non
     raise ValueError(f"unknown acceptance rule {rule!r}; exact rules: {', '.join(verify.RULES)}")
   if isinstance(schedule, str) and schedule != "fixed":
     raise ValueError(f"unknown schedule {schedule!r}: 'fixed', or a function of the confidences")
+  if drafter is None and (draft_length is not None or callable(schedule)):
+    raise ValueError("draft_length and schedule need a drafter")
   if drafter is None:
     return Method(target.decoder, rule=rule, logprobs=logprobs)
   gamma = drafter.model.draft_length
@@ -271,6 +283,8 @@ def _prompt_ids(target: Target, index: int, prompt: str | Sequence[int], cap: in
     ids = [int(t) for t in prompt]
   if not ids:
     return ids, f"prompt {index} is empty"
+  if cap < 1:
+    return ids, f"prompt {index} asks for {cap} new tokens; max_new_tokens must be at least 1"
   wrong = [t for t in ids if not 0 <= t < target.config.vocab]
   if wrong:
     return ids, f"prompt {index} holds ids outside the vocabulary of {target.config.vocab}: {wrong[:5]}"

@@ -109,7 +109,8 @@ def distribution(logits: Float["B T V"], sampling: Sampling) -> Float["B T V"]:
     if sampling.top_p is not None:
       probabilities = jax.nn.softmax(ordered, -1)
       before = jnp.cumsum(probabilities, -1) - probabilities
-      kept = (before < rows(sampling.top_p)) | (jnp.arange(ordered.shape[-1]) == 0)
+      share = rows(sampling.top_p)  # A running sum in float32 may pass 1 early: a row without top-p keeps everything.
+      kept = (before < share) | (share >= 1) | (jnp.arange(ordered.shape[-1]) == 0)
       least = jnp.min(jnp.where(kept, ordered, jnp.inf), -1, keepdims=True)
       logits = jnp.where(logits < least, -jnp.inf, logits)
   return jnp.where(cold, greedy, jax.nn.softmax(logits, -1))

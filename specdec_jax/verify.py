@@ -55,6 +55,10 @@ def accept(
   if p.ndim != 3 or p.shape[:2] != (batch, width + 1) or keys.shape != (batch, width + 1) or lengths.shape != (batch,):
     raise ValueError(
         f"drafts [B,L] = {drafts.shape} need p [B,L+1,V] (got {p.shape}), keys [B,L+1] ({keys.shape}) and lengths [B] ({lengths.shape})")
+  if (q.ids if isinstance(q, SparseDistribution) else q).shape[:2] != drafts.shape:
+    raise ValueError(f"drafts [B,L] = {drafts.shape} need q of as many rows, not {jax.tree.map(jnp.shape, q)}")
+  if not isinstance(q, SparseDistribution) and q.shape[-1] != p.shape[-1]:  # Padded to different vocabularies.
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, max(p.shape[-1] - q.shape[-1], 0))))[..., : p.shape[-1]]
   lengths = usable_lengths(drafts, lengths, p.shape[-1])
   if width:
     roles = jax.vmap(jax.vmap(lambda k: jax.random.fold_in(k, Role.ACCEPT)))(keys[:, :width])

@@ -13,6 +13,7 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.seed = 0
   c.name = "dspark"
   c.target = "tiny"
+  c.mask_token = "<|mask|>"
   c.documents = 4000  # prompts a domain to regenerate
   c.max_new_tokens = 192
   c.response_batch = 128
@@ -26,6 +27,7 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.anchors = 64  # a row
   c.steps = 2400
   c.learning_rate = 2e-3
+  c.evaluation = "tiny"  # shipped prompts
   c.evaluation_prompts = 8  # a domain, at checkpoints
   c.save_every = 600
   if variant == "smoke":

@@ -12,10 +12,15 @@ ASSETS = pathlib.Path(__file__).resolve().parent.parent / "assets"
 def read_turns(path: str | pathlib.Path, limit: int | None = None) -> list[str]:
   """The first user turn of every line of a {"turns": [first, …]} JSONL. Raises ValueError naming a bad line."""
   out = []
-  for number, line in enumerate(pathlib.Path(path).read_text(encoding="utf-8").splitlines(), 1):
+  for number, line in enumerate(pathlib.Path(path).read_text(encoding="utf-8").split("\n"), 1):  # JSON may hold U+2028.
     if limit is not None and len(out) >= limit:
       break
-    row = json.loads(line)
+    if not line.strip():
+      continue
+    try:
+      row = json.loads(line)
+    except json.JSONDecodeError as e:
+      raise ValueError(f"{path}:{number}: {e}") from e
     if not isinstance(row, dict) or not row.get("turns") or not isinstance(row["turns"][0], str):
       raise ValueError(f'{path}:{number}: expected {{"turns": ["…"]}}')
     out.append(row["turns"][0])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich import progress
 
-from specdec_jax.decode import generate
+from specdec_jax.decode import Completion, NoPromptServed, generate
 from specdec_jax.models.target import Target
 
 
@@ -22,20 +22,33 @@ def regenerate(
   prompts in error are counted and written with their reason, never used. Returns the counts by reason.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
-  done = {row["index"] for row in read_responses(path, usable=False)} if path.exists() else set()
+  done = {row["index"]: row["prompt"] for row in read_responses(path, usable=False)} if path.exists() else {}
+  changed = [i for i, prompt in done.items() if i >= len(prompts) or prompt != list(prompts[i][1])]
+  if changed:
+    raise ValueError(f"{path} answers other prompts than these (first at {changed[0]}): remove it, or take another work folder")
   todo = [i for i in range(len(prompts)) if i not in done]
-  with path.open("a") as out, progress.Progress() as bar:
+  with path.open("a+") as out, progress.Progress() as bar:
+    if out.tell() and not path.read_text().endswith("\n"):
+      out.write("\n")  # A killed run left half a line.
     task = bar.add_task("regenerating", total=len(prompts), completed=len(done))
     for start in range(0, len(todo), batch):
       part = todo[start : start + batch]
       filled = part + part[:1] * (batch - len(part))  # One shape, one executable.
-      replies = generate(target, None, [prompts[i][1] for i in filled], max_new_tokens, temperature, seed=[seed + i for i in filled])
+      replies = _answer(target, [prompts[i][1] for i in filled], max_new_tokens, temperature, [seed + i for i in filled])
       for i, reply in zip(part, replies):
         reason = reply.error or ("empty" if len(reply.tokens) < 2 else "cut" if reply.finish_reason == "length" else "complete")
         out.write(json.dumps({"index": i, "name": prompts[i][0], "prompt": list(prompts[i][1]), "answer": reply.tokens, "reason": reason}) + "\n")
       out.flush()
       bar.update(task, advance=len(part))
   return Counter(row["reason"] for row in read_responses(path, usable=False))
+
+
+def _answer(target: Target, prompts, max_new_tokens: int, temperature: float, seeds: list[int]) -> list[Completion]:
+  """`generate`, with an error row a prompt where none of them can be served."""
+  try:
+    return generate(target, None, prompts, max_new_tokens, temperature, seed=seeds)
+  except NoPromptServed as e:
+    return [Completion([], None, "error", [], None, error) for error in e.errors]
 
 
 def read_responses(path: pathlib.Path, usable: bool = True) -> list[dict]:

@@ -33,9 +33,10 @@ class Tokenizer:
     """The text of token ids, special tokens left out."""
     return self.backend.decode(list(ids), skip_special_tokens=True)
 
-  @property
+  @functools.cached_property
   def vocab(self) -> int:
-    return self.backend.get_vocab_size(with_added_tokens=True)
+    """One more than the largest id."""
+    return 1 + max(self.backend.get_vocab(with_added_tokens=True).values())
 
   def id(self, token: str) -> int:
     """The id of one token by its spelling."""

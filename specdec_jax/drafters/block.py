@@ -70,7 +70,7 @@ class BlockNetwork(nn.Module):
   def context(self, features: Float["B T M D"], positions: Int["B T"]) -> list[tuple[Float["B T K H"], Float["B T K H"]]]:
     """Keys and values of context rows, for every layer."""
     fused, angles = self.fused(features), rotary_angles(self.config.model.rotary, positions)
-    return [layer.context(fused, angles) for layer in self.layers]
+    return [layer.attention.keys_values(fused, angles) for layer in self.layers]
 
   def hidden(
       self, context, context_positions: Int["B S"], tokens: Int["B A L"], positions: Int["B A L"], visible: Bool["B A S"],

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from specdec_jax.config import DrafterConfig, ModelConfig
@@ -144,7 +145,5 @@ def place(tree: dict[str, Any], path: tuple[str, ...], value) -> None:
 
 def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
   """{"layers": {"0": …, "1": …}} → {"layers": stacked}, the form that `lax.scan` runs over."""
-  import jax  # Only here: the rest of the module is NumPy.
-
   layers = params["layers"]
   return {**params, "layers": jax.tree.map(lambda *x: np.stack(x), *(layers[str(i)] for i in range(len(layers))))}

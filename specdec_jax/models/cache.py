@@ -42,8 +42,7 @@ def write_rows(buffer: Float["B K S H"], rows: Float["B T K H"], start: Int["B"]
 
 def write_stacked(buffer: Float["Y B K S H"], layer: Int[""], rows: Float["B T K H"], start: Int["B"]) -> Float["Y B K S H"]:
   """The same for layer `layer` of a stacked buffer, in place at (layer, slot, position)."""
-  rows = rows.swapaxes(1, 2).astype(buffer.dtype)
   if buffer.shape[1] == 1:
-    return jax.lax.dynamic_update_slice(buffer, rows[None], (layer, 0, 0, start[0], 0))
-  one = lambda b, r, s: jax.lax.dynamic_update_slice(b, r[None], (layer, 0, s, 0))
-  return jax.vmap(one, in_axes=(1, 0, 0), out_axes=1)(buffer, rows, start)
+    return jax.lax.dynamic_update_slice(buffer, rows.swapaxes(1, 2)[None].astype(buffer.dtype), (layer, 0, 0, start[0], 0))
+  slots, at = jnp.arange(rows.shape[0])[:, None], start[:, None] + jnp.arange(rows.shape[1])
+  return buffer.at[layer, slots, :, at].set(rows.astype(buffer.dtype), mode="drop")

@@ -60,7 +60,7 @@ class Decoder(nn.Module):
     """
     c = self.config
     start = cache.lengths if cache is not None else None
-    positions, visible = _cached_view(tokens, cache) if cache is not None else _packed_view(tokens, segments)
+    positions, visible = _cached_view(tokens, cache) if cache is not None else packed_view(tokens, segments)
     angles = rotary_angles(c.rotary, positions)
     key_positions = jnp.arange(visible.shape[-1])[None, None] if cache is not None else positions[:, None, :]
     x = jnp.take(self.embedding, tokens, axis=0, mode="clip")
@@ -132,7 +132,8 @@ def _cached_view(tokens, cache: Cache) -> tuple[Int["B T"], Bool["B T S"]]:
   return positions, jnp.arange(cache.capacity)[None, None] <= positions[..., None]
 
 
-def _packed_view(tokens, segments) -> tuple[Int["B T"], Bool["B T S"]]:
+def packed_view(tokens: Int["B T"], segments: Int["B T"] | None) -> tuple[Int["B T"], Bool["B T S"]]:
+  """Positions of packed texts, counted from each text's start, and which keys a token sees."""
   index = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
   causal = index[:, :, None] >= index[:, None, :]
   if segments is None:

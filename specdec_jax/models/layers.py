@@ -147,10 +147,6 @@ class Layer(nn.Module):
     x = x + self.attention.output(attended)
     return x + self.mlp(self.mlp_norm(x)), extra
 
-  def context(self, features, angles):
-    """Keys and values of rows that come from outside the residual stream (a drafter's context)."""
-    return self.attention.keys_values(features, angles)
-
 
 class Head(nn.Module):
   """Hidden states to logits over the vocabulary, in float32."""

@@ -35,6 +35,11 @@ class Target:
   hash: str
   dtype: str
 
+  @property
+  def vocab(self) -> int:
+    """Ids that may be emitted: those of the tokenizer. Checkpoints pad the head beyond it; such rows have probability 0."""
+    return min(self.tokenizer.vocab, self.config.vocab) if self.tokenizer else self.config.vocab
+
   def forward(self, tokens: Int["B T"], mask: Int["B T"] | None = None, taps: Sequence[int] = ()) -> TargetOutput:
     """Logits and taps of whole texts. mask [B,T]: 0 for padding, left or right, whose rows are undefined.
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.models.decoder import Decoder
+from specdec_jax.models.decoder import Decoder, packed_view
 from specdec_jax.typing import Float, Int
 
 
@@ -14,9 +14,7 @@ def target_features(
 ) -> tuple[Float["B S M D"], Float["B S D"], Int["B S"]]:
   """Taps, final-normed hidden states and positions of packed rows; no gradient reaches the target."""
   hidden, tapped, _ = decoder.apply({"params": params}, tokens, segments=segments, taps=tuple(taps))
-  same = (segments[:, :, None] == segments[:, None, :]) & jnp.tri(tokens.shape[1], dtype=bool)
-  positions = jnp.maximum(same.sum(-1) - 1, 0)
-  return jax.lax.stop_gradient(tapped), jax.lax.stop_gradient(hidden), positions
+  return jax.lax.stop_gradient(tapped), jax.lax.stop_gradient(hidden), packed_view(tokens, segments)[0]
 
 
 def target_rows(decoder: Decoder, params, hidden: Float["B S D"], index: Int["B A L"]) -> Float["B A L V"]:

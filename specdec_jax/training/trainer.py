@@ -67,14 +67,15 @@ def fit(
     for i in range(begin, steps):
       state, metrics = update(state, batch_at(i), constants)
       last = i + 1 == steps
-      if (i + 1) % log_every == 0 or last:
+      saves = (i + 1) % save_every == 0 or last
+      if (i + 1) % log_every == 0 or saves:  # What is saved has been looked at.
         row = {"step": i + 1, "seconds": round(time.time() - began, 1), **{k: float(v) for k, v in metrics.items()}}
         if not jnp.isfinite(row["loss"]):
           raise NonFiniteLoss(f"loss {row['loss']} at step {i + 1}, or in the {log_every} steps before it")
         log.write(json.dumps(row) + "\n")
         log.flush()
         bar.update(task, completed=i + 1, note=f"loss {row['loss']:.4f}")
-      if (i + 1) % save_every == 0 or last:
+      if saves:
         checkpoint.save(checkpoints, i + 1, state)
         if evaluate is not None:
           found = {"step": i + 1, **evaluate(state.params)}
