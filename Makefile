@@ -4,16 +4,13 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: quickstart test test-slow lint smollm2 clean
+.PHONY: quickstart test lint smollm2 clean
 
 quickstart: $(STAMP)
 	$(BIN)/python -m experiments.quickstart
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m "not slow"
-
-test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -30,4 +27,4 @@ $(STAMP): setup.py pyproject.toml
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV)

@@ -4,7 +4,6 @@
 """
 
 import functools
-import json
 import os
 import time
 
@@ -17,8 +16,11 @@ from rich import table as rich_table
 
 import specdec_jax
 from experiments import common
+from specdec_jax import report
 from specdec_jax.decode import round_up
 from specdec_jax.models.target import Target
+
+common.define("configs/tiny/speed.py")
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4), donate_argnums=3)
@@ -30,17 +32,13 @@ def _verify(decoder, params, tokens, cache, taps):
 
 def verify_times(targets: dict[str, Target], counts, batch: int, context: int, repeats: int) -> dict[str, dict[int, float]]:
   """Best seconds of a verify call of n tokens a slot behind `context` rows, for every variant, all in turn."""
-  calls = {}
+  caches, best = {}, {}
   for name, target in targets.items():
     cache = target.init_cache(batch, round_up(context + max(counts), 128))
-    cache = cache.replace(lengths=cache.lengths + context)
-    for n in counts:
-      calls[name, n] = [target, jnp.ones((batch, n), jnp.int32), cache]
-    calls[name, "cache"] = cache
-  best = {}
+    caches[name] = cache.replace(lengths=cache.lengths + context)
   for turn in range(repeats + 1):  # The first turn compiles.
     for name, target in targets.items():
-      cache = calls[name, "cache"]
+      cache = caches[name]
       for n in counts:
         tokens = jnp.ones((batch, n), jnp.int32)
         for _ in range(3 if turn else 1):
@@ -50,7 +48,7 @@ def verify_times(targets: dict[str, Target], counts, batch: int, context: int, r
           seconds = time.perf_counter() - began
           if turn:
             best[name, n] = min(best.get((name, n), np.inf), seconds)
-      calls[name, "cache"] = cache
+      caches[name] = cache
   return {name: {n: best[name, n] for n in counts} for name in targets}
 
 
@@ -67,7 +65,7 @@ def decode_speed(target: Target, batch: int, new: int, repeats: int) -> float:
 
 def main(argv):
   del argv
-  config, workdir = common.settings("configs/tiny/speed.py")
+  config, workdir = common.settings()
   try:
     targets = {name: specdec_jax.load_target(config.target, **dict(options)) for name, options in config.variants.items()}
   except FileNotFoundError as e:
@@ -83,9 +81,15 @@ def main(argv):
       shown.add_row(str(b), name, *(f"{1e3 * times[n]:.1f} ({times[n] / times[config.counts[0]]:.2f}x)" for n in config.counts))
   screen.print(shown)
   screen.print({f"batch {b}: tokens/s ({config.decode_variant})": round(s, 1) for b, s in speeds.items()})
-  row = {**common.record_base("bench_decode", "configs/tiny/speed.py"), "target": config.target, "load": os.getloadavg()[0],
-         "tokens_per_s": speeds, "verify_seconds": verify}
-  (workdir / "speed.json").write_text(json.dumps(row, indent=2) + "\n")
+  target = targets[config.decode_variant]
+  base = {
+      **common.record_base("bench_decode"), "seed": 0, "target": {"name": target.name, "hash": target.hash}, "drafter": None,
+      "dataset": "synthetic", "temperature": 0.0, "schedule": "fixed", "n_requests": 0, "n_rounds": 0,
+      "speculation": {"on": False, "why": "baseline"}, "lossless": {"contract": None, "identical": None, "n": 0, "holds": None},
+      "compile": {"count": None, "seconds": None}, "notes": f"best of {config.repeats}, load {os.getloadavg()[0]:.1f}"}
+  for b in sorted({*speeds, *verify}):
+    times = {name: {str(n): s for n, s in found.items()} for name, found in verify.get(b, {}).items()}
+    report.append(workdir / "results.jsonl", {**base, "concurrency": b, "metrics": {"tokens_per_s": speeds.get(b), "verify_seconds": times}})
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from specdec_jax.decode import Completion, compiled
 from specdec_jax.drafters.base import Drafter
 from specdec_jax.models.target import Target
 
-CONFIG = "configs/tiny/quickstart.py"
+common.define("configs/tiny/quickstart.py")
 Z_FAULT = 4.0
 
 
@@ -88,7 +89,7 @@ def check(target: Target, prompts, run: Run, plain: Run, temperature: float) -> 
     same = lossless.identical(run.done, plain.done)
     return {"contract": 1, "identical": same, "n": len(run.done), "holds": same == len(run.done)}
   z = lossless.surprisal_z(target, prompts, run.done, temperature)
-  return {"contract": 3, "identical": None, "n": len(run.done), "z": z, "holds": abs(z) <= Z_FAULT}
+  return {"contract": 3, "identical": None, "n": len(run.done), "z": z if math.isfinite(z) else None, "holds": abs(z) <= Z_FAULT}
 
 
 def record(config, target: Target, dataset: str, prompts, temperature: float, run: Run, plain: Run) -> dict:
@@ -101,7 +102,7 @@ def record(config, target: Target, dataset: str, prompts, temperature: float, ru
   if run.drafter:
     found["speedup"] = metrics.speedup(run.tokens_per_s, plain.tokens_per_s)
   return {
-      **common.record_base("quickstart", CONFIG), "seed": config.seed, "target": {"name": target.name, "hash": target.hash},
+      **common.record_base("quickstart"), "seed": config.seed, "target": {"name": target.name, "hash": target.hash},
       "drafter": {"name": run.drafter.name, "hash": run.drafter.hash} if run.drafter else None, "dataset": dataset,
       "temperature": temperature, "concurrency": config.batch, "schedule": "fixed", "rule": "token", "n_requests": len(run.done),
       "n_rounds": sum(map(len, rounds)), "speculation": {"on": run.drafter is not None, "why": None if run.drafter else "baseline"},
@@ -112,7 +113,7 @@ def record(config, target: Target, dataset: str, prompts, temperature: float, ru
 
 def main(argv):
   del argv
-  config, workdir = common.settings(CONFIG)
+  config, workdir = common.settings()
   screen = rich_console.Console()
   try:
     target = specdec_jax.load_target(config.target)
@@ -121,7 +122,6 @@ def main(argv):
     raise SystemExit(f"quickstart: {e}") from e
   prompts = load_prompts(config, target)
   results = workdir / "results.jsonl"
-  results.unlink(missing_ok=True)
   steps = len(prompts) * len(config.temperatures) * len(drafters) * (1 + config.repeats)
   records = []
   with progress.Progress(*progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[note]}"), console=screen) as bar:

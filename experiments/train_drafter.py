@@ -27,6 +27,8 @@ from specdec_jax.training.optimizer import adamw
 
 FROZEN = ("embedding", "head")  # The target's, as published.
 
+common.define("configs/tiny/dspark.py")
+
 
 def drafter_config(config, target: Target) -> DrafterConfig:
   d = config.drafter

@@ -24,6 +24,8 @@ from specdec_jax.training import trainer
 from specdec_jax.training.losses import next_token_loss
 from specdec_jax.training.optimizer import adamw
 
+common.define("configs/tiny/target.py")
+
 
 def model_config(config, tokenizer: Tokenizer) -> ModelConfig:
   m = config.model
@@ -41,7 +43,7 @@ def encode(tokenizer: Tokenizer, documents, limit: int):
 
 
 def baselines(train: packing.Rows, rows: packing.Rows, vocab: int) -> dict[str, float]:
-  """Nats a token of a unigram and an interpolated bigram model (fitted on `train`) on the answer tokens of `rows`."""
+  """Nats a token of a unigram and an interpolated bigram model (fitted on `train`, one domain) on the answer tokens of `rows`."""
   tokens, segments = train.tokens, train.segments
   unigram = np.bincount(tokens[segments > 0], minlength=vocab) + 1.0
   unigram /= unigram.sum()
@@ -105,10 +107,13 @@ def main(argv):
   for domain, docs in held.items():
     found, _ = encode(tokenizer, docs, config.document_length)
     packed = packing.pack(found[:400], config.row_length)
-    parts = [score(params, {"tokens": packed.tokens[i : i + 4], "segments": packed.segments[i : i + 4], "answer": packed.answer[i : i + 4]})
-             for i in range(0, len(packed.tokens) - 3, 4)] or [{"sum": np.nan, "count": 1}]
+    parts = []
+    for i in range(0, len(packed.tokens), 8):
+      chunk = {k: getattr(packed, k)[i : i + 8] for k in ("tokens", "segments", "answer")}
+      parts.append(score(params, {k: np.pad(v, ((0, 8 - len(v)), (0, 0))) for k, v in chunk.items()}))
+    own = packing.pack(encode(tokenizer, train[domain], config.document_length)[0], config.row_length)
     report[domain] = {
-        "target": float(sum(p["sum"] for p in parts) / sum(p["count"] for p in parts)), **baselines(rows, packed, c.vocab),
+        "target": float(sum(p["sum"] for p in parts) / sum(p["count"] for p in parts)), **baselines(own, packed, c.vocab),
         "documents": min(len(found), 400)}
   show({"held-out nats a token": report})
 

@@ -52,7 +52,7 @@ def test_rescaled_rotary():
   assert attention == pytest.approx(0.1 * np.log(4) + 1)
   assert frequencies[0] == pytest.approx(base[0]) and frequencies[-1] == pytest.approx(base[-1] / 4)
   for rotary in (linear, llama3, yarn):
-    c = ModelConfig.from_published({**without("rope_theta"), "rope_parameters": rotary.published()})
+    c = ModelConfig.from_published({**without("rope_theta"), "rope_parameters": rotary.published(8)})
     assert c.rotary == rotary
 
 
@@ -63,7 +63,8 @@ def test_rescaled_rotary():
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs low_freq_factor"),
     ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
     ({"layer_types": ["full_attention"]}, "1 entries for 2 layers"),
-    ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is missing")], ids=str)
+    ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}, "sliding_window is missing, switched off or unknown"),
+    ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "mrope_section": [2, 2]}}, "mrope_section")], ids=str)
 def test_faults_are_named(change, message):
   with pytest.raises(ConfigError, match=message):
     ModelConfig.from_published({**LLAMA, **change})
@@ -72,13 +73,14 @@ def test_faults_are_named(change, message):
 def test_windows():
   windowed = {**LLAMA, "model_type": "qwen3", "sliding_window": 8, "use_sliding_window": True}
   assert ModelConfig.from_published({**windowed, "max_window_layers": 1}).windows == (None, 8)
-  assert ModelConfig.from_published({**windowed, "use_sliding_window": False}).windows == (None, None)
+  assert ModelConfig.from_published(windowed).windows == (None, None)  # max_window_layers is 28 where it is not given.
+  assert ModelConfig.from_published({**windowed, "max_window_layers": 0, "use_sliding_window": False}).windows == (None, None)
   c = ModelConfig.from_published({**windowed, "layer_types": ["sliding_attention", "full_attention"]})
   assert c.windows == (8, None) and ModelConfig.from_published(c.to_published()).windows == (8, None)
 
 
 def test_every_field_survives_publication():
-  c = toys.model_config(attention_bias=True, mlp_bias=True, activation="gelu", tied=True, eos=(1, 2), bos=3, pad=0, windows=(4, None, 4))
+  c = toys.model_config(attention_bias=True, mlp_bias=True, activation="gelu", tied=True, eos=(1, 2), bos=3, pad=0, windows=(4, None, 4), rotary=Rotary(1e4, 4))
   assert ModelConfig.from_published(json.loads(json.dumps(c.to_published()))) == c
 
 
@@ -94,7 +96,8 @@ def test_drafter_round_trip(change):
     ({"mask_token_id": None}, "lacks mask_token_id"), ({"mask_token_id": 100}, "outside the vocabulary"), ({"mask_token_id": -1}, "outside"),
     ({"eos_token_id": [5, 99]}, "end-of-sequence"), ({"pad_token_id": 99}, "padding"), ({"target_layer_ids": [2, 1]}, "increase strictly"),
     ({"target_layer_ids": [5]}, "below the last"), ({"target_layer_ids": []}, "target_layer_ids"), ({"markov_head_type": "lstm"}, "'lstm'"),
-    ({"markov_rank": 0}, "needs markov_rank"), ({"block_size": 0}, "block_size 0")], ids=str)
+    ({"markov_rank": 0}, "needs markov_rank"), ({"block_size": 0}, "block_size 0"), ({"model_type": "llama"}, "qwen3 family"),
+    ({"dflash_config": {}}, "dflash_config: this is another drafter layout")], ids=str)
 def test_drafter_faults_are_named(change, message):
   with pytest.raises(ConfigError, match=message):
     DrafterConfig.from_published({**DRAFTER, **change})

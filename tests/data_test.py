@@ -81,7 +81,11 @@ def test_bad_prompt_lines_are_named(tmp_path):
   path = tmp_path / "p.jsonl"
   path.write_text('{"turns": ["a"]}\n{"turns": []}\n')
   assert prompts.read_turns(path, 1) == ["a"]
-  with pytest.raises(ValueError, match="p.jsonl:2"):
+  with pytest.raises(ValueError, match=r"p\.jsonl:2"):
+    prompts.read_turns(path)
+  path.write_text('{"turns": ["a\u2028b"]}\n\n{"turns": ["c"')
+  assert prompts.read_turns(path, 1) == ["a\u2028b"]
+  with pytest.raises(ValueError, match=r"p\.jsonl:3"):
     prompts.read_turns(path)
 
 
@@ -94,11 +98,15 @@ def test_regeneration_resumes(tmp_path):
   assert sum(counts.values()) == 8 and sum("outside the vocabulary" in k for k in counts) == 1
   assert set(counts) >= {"cut"}
   lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
-  (tmp_path / "again.jsonl").write_text("".join(lines[:4]) + lines[4][:20] + "\n")
+  (tmp_path / "again.jsonl").write_text("".join(lines[:4]) + lines[4][:20])
   regenerate(target, asked, tmp_path / "again.jsonl", 2, 12, 1.0, seed=4)
   again = read_responses(tmp_path / "again.jsonl", usable=False)
   key = lambda rows: sorted((r["index"], r["answer"], r["reason"][:5]) for r in rows)
   assert key(again) == key(whole)
+  with pytest.raises(ValueError, match="answers other prompts than these"):
+    regenerate(target, asked[1:], tmp_path / "again.jsonl", 2, 12, 1.0, seed=4)
+  bad = regenerate(target, [("code", [61]), ("code", [])], tmp_path / "bad.jsonl", 2, 12)
+  assert sum(bad.values()) == 2 and not read_responses(tmp_path / "bad.jsonl")
   usable = read_responses(tmp_path / "whole.jsonl")
   assert all(r["reason"] in ("complete", "cut") for r in usable)
   alone = specdec_jax.generate(target, None, [asked[2][1]], 12, temperature=1.0, seed=6)[0].tokens

@@ -62,6 +62,8 @@ def test_greedy_equality_whatever_is_drafted(plain, gamma):
     assert [c.tokens for c in done] == plain, name
     rounds = done[0].rounds
     assert sum(e for _, _, e in rounds) == NEW - 1
+    if name == "placeholder":
+      assert {d for d, _, _ in rounds} > {0}  # Placeholders are no drafts.
     if name == "right":
       assert all(a == d for d, a, _ in rounds[:-1])
     if name == "wrong":
@@ -228,11 +230,12 @@ def test_rewound_caches_equal_a_fresh_prefill(plain):
 
 def test_bad_prompts_leave_their_mates_alone(plain):
   target = toys.target()
-  prompts = [PROMPTS[0], [], [1] * 250, [61], PROMPTS[4]]
+  prompts = [PROMPTS[0], [], [1] * 250, [61], PROMPTS[4], PROMPTS[5]]
   for drafter in (None, toys.block_drafter(target)):
-    done = specdec_jax.generate(target, drafter, prompts, NEW, ignore_eos=True)
+    done = specdec_jax.generate(target, drafter, prompts, [NEW] * 5 + [0], ignore_eos=True)
     assert [done[0].tokens, done[4].tokens] == [plain[0], plain[4]]
-    assert [c.finish_reason for c in done[1:4]] == ["error"] * 3 and not any(c.tokens for c in done[1:4])
+    assert [c.finish_reason for c in done] == ["length", "error", "error", "error", "length", "error"]
+    assert not any(c.tokens for c in done if c.error) and "prompt 5 asks for 0 new tokens" in done[5].error
     assert "prompt 1 is empty" in done[1].error
     assert "prompt 2 of 250 tokens and 64 new ones" in done[2].error
     assert "outside the vocabulary of 61: [61]" in done[3].error
@@ -245,7 +248,10 @@ def test_wrong_settings_are_named():
   for message, call in {
       "prompt 0 is empty": lambda: run(None, [[]]),
       "no prompts": lambda: run(None, []),
-      "max_new_tokens must be at least 1, not 0": lambda: run(None, [[1]], 0),
+      "max_new_tokens must be at least 1": lambda: run(None, [[1]], 0),
+      "max_new_tokens must be an integer, or 1 of them": lambda: run(None, [[1]], [4, 4]),
+      "give a list of texts": lambda: run(None, "text"),
+      "need a drafter": lambda: run(None, [[1]], draft_length=4),
       "do not fit the 256 positions": lambda: run(None, [[1] * 250]),
       "draft_length must be from 1 to 5": lambda: run(drafter, [[1]], draft_length=6),
       "unknown acceptance rule 'typical'": lambda: run(drafter, [[1]], rule="typical"),

