@@ -19,6 +19,7 @@ from specdec_jax.config import DrafterConfig
 from specdec_jax.data import corpus, packing
 from specdec_jax.data.prompts import chat_prompt, shipped_prompts
 from specdec_jax.data.regenerate import read_responses, regenerate
+from specdec_jax.decode import prompt_bucket
 from specdec_jax.drafters.base import Drafter
 from specdec_jax.drafters.block import BlockDrafter
 from specdec_jax.models.target import Target
@@ -47,8 +48,8 @@ def training_prompts(config, target: Target) -> list[tuple[str, list[int]]]:
   for domain in corpus.DOMAINS:
     documents = [d for d in corpus.documents(domain, config.seed) if not corpus.is_evaluation(d.source) and len(d.answer) < 600]
     picked = [documents[i] for i in rng.permutation(len(documents))[: config.documents]]
-    out += sorted((len(d.answer), domain, target.tokenizer.encode(chat_prompt(target.tokenizer, d.prompt))) for d in picked)
-  out.sort(key=lambda x: x[0])
+    out += [(len(d.answer), domain, target.tokenizer.encode(chat_prompt(target.tokenizer, d.prompt))) for d in picked]
+  out.sort(key=lambda x: (prompt_bucket(len(x[2])), x[0]))
   return [(domain, ids) for _, domain, ids in out if len(ids) <= config.row_length - config.max_new_tokens]
 
 

@@ -87,7 +87,7 @@ def check_cached(target, prompt, d):
   cache = cache.replace(lengths=cache.lengths + length)
   for i in range(target.config.layers):
     first = length - d[f"prefill_k_{i}"].shape[2]  # A sliding layer of the reference keeps its window only.
-    close(cache.keys[i][:, :, first:length], d[f"prefill_k_{i}"])
+    close(cache.keys[i][..., first:length].swapaxes(2, 3), d[f"prefill_k_{i}"])
     close(cache.values[i][:, :, first:length], d[f"prefill_v_{i}"])
   hidden, taps, _ = run(jnp.asarray(d["verify_ids"]), cache, taps=tuple(range(-1, target.config.layers - 1)))
   close(logits(hidden), d["verify_logits"])

@@ -14,8 +14,8 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.name = "dspark"
   c.target = "tiny"
   c.mask_token = "<|mask|>"
-  c.documents = 4000  # prompts a domain to regenerate
-  c.max_new_tokens = 192
+  c.documents = 2500  # prompts a domain to regenerate
+  c.max_new_tokens = 160
   c.response_batch = 128
   c.temperature = 1.0
   c.drafter = ml_collections.ConfigDict(dict(
@@ -23,13 +23,13 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.loss = ml_collections.ConfigDict(dict(ce=0.1, tv=0.9, confidence=1.0, decay=4.0))
   c.ce_share = 0.25  # of the steps, cross-entropy alone: TV learns slowly while q is far from p
   c.row_length = 320
-  c.batch = 8  # rows a step
-  c.anchors = 64  # a row
-  c.steps = 2400
+  c.batch = 6  # rows a step
+  c.anchors = 48  # a row
+  c.steps = 1600
   c.learning_rate = 2e-3
   c.evaluation = "tiny"  # shipped prompts
   c.evaluation_prompts = 8  # a domain, at checkpoints
-  c.save_every = 600
+  c.save_every = 400
   if variant == "smoke":
     c.documents, c.response_batch, c.max_new_tokens, c.steps, c.anchors, c.evaluation_prompts = 8, 8, 16, 3, 8, 1
   return c

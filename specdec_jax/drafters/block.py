@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from specdec_jax.config import DrafterConfig
 from specdec_jax.drafters.base import Proposal
 from specdec_jax.drafters.heads import ConfidenceHead, MarkovHead
-from specdec_jax.models.cache import Cache, init_cache, write_rows
+from specdec_jax.models.cache import Cache, as_keys, as_values, init_cache, write_layer
 from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, masked_softmax, rotary_angles
 from specdec_jax.sampling import Role, Sampling, distribution, draw, greedy_tokens
 from specdec_jax.typing import Bool, Float, Int
@@ -76,7 +76,7 @@ class BlockNetwork(nn.Module):
       self, context, context_positions: Int["B S"], tokens: Int["B A L"], positions: Int["B A L"], visible: Bool["B A S"],
       keep: Bool["B A"],
   ) -> Float["B A L D"]:
-    """Final-normed hidden states of the blocks. context: (keys, values) [B,K,S,H] of every layer.
+    """Final-normed hidden states of the blocks. context: (keys [B,K,H,S], values [B,K,S,H]) of every layer.
 
     tokens: only slot 0, the anchor, is read; the others are masks. Blocks with keep False see nothing and hold masks only.
     """
@@ -113,23 +113,27 @@ class BlockNetwork(nn.Module):
 
   def __call__(self, batch: BlockBatch) -> BlockOutputs:
     """Teacher-forced outputs of training blocks."""
-    context = [(k.swapaxes(1, 2), v.swapaxes(1, 2)) for k, v in self.context(batch.features, batch.positions)]
+    context = [(as_keys(k), as_values(v)) for k, v in self.context(batch.features, batch.positions)]
     hidden = self.hidden(context, batch.positions, batch.tokens, batch.block_positions, batch.visible, batch.keep)
     return BlockOutputs(hidden, *self.predict(hidden, self.base_logits(hidden), batch.tokens))
 
 
-def attend_block(q: Float["B A L K G H"], keys: Float["B K S H"], values: Float["B K S H"], visible: Bool["B A L S"],
+def attend_block(q: Float["B A L K G H"], keys: Float["B K H S"], values: Float["B K S H"], visible: Bool["B A L S"],
                  k: Float["B A L K H"], v: Float["B A L K H"], keep: Bool["B A"]) -> Float["B A L K G H"]:
   """Queries of a block attend to the context they see and to every slot of their own block, under one softmax."""
-  outside = jnp.einsum("BALKGH,BKSH->BKALGS", q, keys, preferred_element_type=jnp.float32)
-  inside = jnp.einsum("BALKGH,BASKH->BKALGS", q, k, preferred_element_type=jnp.float32)
-  context = keys.shape[2]
-  scores = jnp.concatenate([outside, inside], -1) / math.sqrt(q.shape[-1])
-  own = jnp.broadcast_to(keep[:, :, None, None], (*visible.shape[:-1], inside.shape[-1]))
+  batch, anchors, slots, heads, groups, size = q.shape
+  context = keys.shape[-1]
+  rows = q.transpose(0, 3, 1, 2, 4, 5)  # [B,K,A,L,G,H], so that every product below reads its operands as they are.
+  merge = lambda x, *axes: x.reshape(batch, heads, *axes, x.shape[-1])
+  outside = jnp.matmul(merge(rows, -1), keys, preferred_element_type=jnp.float32)
+  inside = jnp.matmul(merge(rows, anchors, slots * groups), k.transpose(0, 3, 1, 4, 2), preferred_element_type=jnp.float32)
+  scores = jnp.concatenate([merge(outside, anchors, slots, groups), merge(inside, anchors, slots, groups)], -1) / math.sqrt(size)
+  own = jnp.broadcast_to(keep[:, :, None, None], (*visible.shape[:-1], slots))
   seen = jnp.concatenate([jnp.broadcast_to(visible, (*visible.shape[:-1], context)), own], -1)
   weights = masked_softmax(scores, seen[:, None, :, :, None, :]).astype(v.dtype)
-  return (jnp.einsum("BKALGS,BKSH->BALKGH", weights[..., :context], values)
-          + jnp.einsum("BKALGS,BASKH->BALKGH", weights[..., context:], v))
+  out = merge(merge(weights[..., :context], -1) @ values, anchors, slots, groups)
+  out += merge(merge(weights[..., context:], anchors, slots * groups) @ v.transpose(0, 3, 1, 2, 4), anchors, slots, groups)
+  return out.transpose(0, 2, 3, 1, 4, 5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,9 +178,8 @@ class BlockDrafter:
     del tokens  # The features of a position already hold its token.
     rows = self.network.apply({"params": params}, features, positions, method="context")
     start = positions[:, 0]
-    return Cache(
-        tuple(write_rows(b, k, start) for b, (k, _) in zip(state.keys, rows)),
-        tuple(write_rows(b, v, start) for b, (_, v) in zip(state.values, rows)), start + valid)
+    written = [write_layer(keys, values, k, v, start) for keys, values, (k, v) in zip(state.keys, state.values, rows)]
+    return Cache(*map(tuple, zip(*written)), start + valid)
 
   def propose(self, params, state: Cache, anchor, position, keys, sampling: Sampling) -> Proposal:
     c = self.config

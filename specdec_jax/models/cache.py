@@ -5,7 +5,6 @@ rolling back drafts costs nothing, and a verify call may write more rows than ar
 """
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 
 from specdec_jax.typing import Float, Int
@@ -13,36 +12,58 @@ from specdec_jax.typing import Float, Int
 
 @flax.struct.dataclass
 class Cache:
-  """keys, values: a tuple of [B,K,S,H], one a layer, or stacked [Y,B,K,S,H]; lengths [B]: committed rows of each slot."""
+  """keys [B,K,H,S], values [B,K,S,H]: a tuple of arrays, one a layer, or stacked with a leading axis Y; lengths [B]:
+  committed rows of each slot. Keys lie with positions last: the score product then reads them as they are."""
 
-  keys: tuple[Float["B K S H"], ...] | Float["Y B K S H"]
+  keys: tuple[Float["B K H S"], ...] | Float["Y B K H S"]
   values: tuple[Float["B K S H"], ...] | Float["Y B K S H"]
   lengths: Int["B"]
 
   @property
   def capacity(self) -> int:
     """Rows that a slot holds, S."""
-    return self.keys[0].shape[-2]
+    return self.keys[0].shape[-1]
 
 
 def init_cache(layers: int, batch: int, kv_heads: int, length: int, head_dim: int, dtype, stacked: bool) -> Cache:
   """An empty cache of `length` rows a slot."""
-  shape = (batch, kv_heads, length, head_dim)
-  make = lambda: jnp.zeros((layers, *shape), dtype) if stacked else tuple(jnp.zeros(shape, dtype) for _ in range(layers))
-  return Cache(make(), make(), jnp.zeros((batch,), jnp.int32))
+
+  def make(*shape):
+    return jnp.zeros((layers, *shape), dtype) if stacked else tuple(jnp.zeros(shape, dtype) for _ in range(layers))
+
+  return Cache(
+      make(batch, kv_heads, head_dim, length), make(batch, kv_heads, length, head_dim), jnp.zeros((batch,), jnp.int32))
 
 
-def write_rows(buffer: Float["B K S H"], rows: Float["B T K H"], start: Int["B"]) -> Float["B K S H"]:
-  """`buffer` with `rows` at positions start … start+T-1 of each slot; the caller sees to it that they fit."""
-  rows = rows.swapaxes(1, 2).astype(buffer.dtype)
-  if buffer.shape[0] == 1:  # A plain in-place update; the batched form becomes a scatter.
-    return jax.lax.dynamic_update_slice(buffer, rows, (0, 0, start[0], 0))
-  return jax.vmap(lambda b, r, s: jax.lax.dynamic_update_slice(b, r, (0, s, 0)))(buffer, rows, start)
+def as_keys(rows: Float["B T K H"]) -> Float["B K H T"]:
+  """Computed key rows in the cache's order of axes."""
+  return rows.transpose(0, 2, 3, 1)
 
 
-def write_stacked(buffer: Float["Y B K S H"], layer: Int[""], rows: Float["B T K H"], start: Int["B"]) -> Float["Y B K S H"]:
-  """The same for layer `layer` of a stacked buffer, in place at (layer, slot, position)."""
-  if buffer.shape[1] == 1:
-    return jax.lax.dynamic_update_slice(buffer, rows.swapaxes(1, 2)[None].astype(buffer.dtype), (layer, 0, 0, start[0], 0))
-  slots, at = jnp.arange(rows.shape[0])[:, None], start[:, None] + jnp.arange(rows.shape[1])
-  return buffer.at[layer, slots, :, at].set(rows.astype(buffer.dtype), mode="drop")
+def as_values(rows: Float["B T K H"]) -> Float["B K T H"]:
+  """Computed value rows in the cache's order of axes."""
+  return rows.swapaxes(1, 2)
+
+
+def write_layer(keys: Float["B K H S"], values: Float["B K S H"], k: Float["B T K H"], v: Float["B T K H"], start: Int["B"]):
+  """One layer's buffers with rows k, v at positions start … start+T-1 of each slot; rows beyond the end are dropped."""
+  k, v, slots, at = _placed(k, v, start, keys.shape[-1])
+  return (keys.at[slots, :, :, at].set(k.astype(keys.dtype), mode="drop", unique_indices=True),
+          values.at[slots, :, at].set(v.astype(values.dtype), mode="drop", unique_indices=True))
+
+
+def write_stacked(keys, values, layer: Int[""], k: Float["B T K H"], v: Float["B T K H"], start: Int["B"]):
+  """The same for layer `layer` of stacked buffers, in place at (layer, slot, position)."""
+  k, v, slots, at = _placed(k, v, start, keys.shape[-1])
+  return (keys.at[layer, slots, :, :, at].set(k.astype(keys.dtype), mode="drop", unique_indices=True),
+          values.at[layer, slots, :, at].set(v.astype(values.dtype), mode="drop", unique_indices=True))
+
+
+def _placed(k, v, start, capacity: int):
+  """The rows with their slot and position indices, as a scatter of two rows or more: of one row XLA makes a slice update,
+  which its CPU backend fuses into every reader of the buffer, each time copying the buffer."""
+  at = start[:, None] + jnp.arange(k.shape[1])
+  if at.size == 1:
+    k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (k, v))
+    at = jnp.pad(at, ((0, 0), (0, 1)), constant_values=capacity)  # Dropped.
+  return k, v, jnp.arange(k.shape[0])[:, None], at

@@ -67,17 +67,17 @@ class Decoder(nn.Module):
     buffers = (cache.keys, cache.values) if cache is not None else None
 
     def run(params, x, buffers, index, window):
-      """One layer: buffers are this layer's [B,K,S,H] or, with a traced `index`, the stacked ones."""
+      """One layer: buffers are this layer's keys and values or, with a traced `index`, the stacked ones."""
       seen = visible if window is None else visible & (positions[..., None] - key_positions < window)
 
       def mix(attention, h):
         k, v = attention.keys_values(h, angles)
         if buffers is None:
-          new, rows = None, (k.swapaxes(1, 2), v.swapaxes(1, 2))
+          new, rows = None, (cache_lib.as_keys(k), cache_lib.as_values(v))
         elif index is None:
-          new = rows = tuple(cache_lib.write_rows(b, r, start) for b, r in zip(buffers, (k, v)))
+          new = rows = cache_lib.write_layer(*buffers, k, v, start)
         else:
-          new = tuple(cache_lib.write_stacked(b, index, r, start) for b, r in zip(buffers, (k, v)))
+          new = cache_lib.write_stacked(*buffers, index, k, v, start)
           rows = tuple(jax.lax.dynamic_index_in_dim(b, index, keepdims=False) for b in new)
         return attend(attention.queries(h, angles), *(r.astype(h.dtype) for r in rows), seen), new
 

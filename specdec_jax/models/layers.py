@@ -71,11 +71,14 @@ def rotate(x: Float["B T K H"], angles) -> Float["B T K H"]:
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 
-def attend(q: Float["B T K G H"], k: Float["B K S H"], v: Float["B K S H"], visible: Bool["B T S"]) -> Float["B T K G H"]:
+def attend(q: Float["B T K G H"], k: Float["B K H S"], v: Float["B K S H"], visible: Bool["B T S"]) -> Float["B T K G H"]:
   """Grouped-query attention, softmax in float32. A query that sees nothing gets zeros."""
-  scores = jnp.einsum("BTKGH,BKSH->BKTGS", q, k, preferred_element_type=jnp.float32) / math.sqrt(q.shape[-1])
-  weights = masked_softmax(scores, visible[:, None, :, None, :])
-  return jnp.einsum("BKTGS,BKSH->BTKGH", weights.astype(v.dtype), v)
+  batch, count, heads, groups, size = q.shape
+  rows = q.swapaxes(1, 2).reshape(batch, heads, count * groups, size)
+  scores = jnp.matmul(rows, k, preferred_element_type=jnp.float32) / math.sqrt(size)
+  weights = masked_softmax(scores.reshape(batch, heads, count, groups, -1), visible[:, None, :, None, :])
+  out = weights.astype(v.dtype).reshape(batch, heads, count * groups, -1) @ v
+  return out.reshape(batch, heads, count, groups, size).swapaxes(1, 2)
 
 
 def masked_softmax(scores, visible):
