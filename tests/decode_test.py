@@ -1,6 +1,7 @@
 """The compiled loop: greedy equality with any drafts, seeds, ties, stops and caps, errors a row."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +83,7 @@ def test_greedy_equality_block_drafter(plain, options):
   assert run(target, PROMPTS, draft_length=2) == plain
   assert run(target, PROMPTS[3:4]) == plain[3:4]
   assert run(toys.target(stacked=True), PROMPTS) == plain
-  half = specdec_jax.generate(target, drafter, PROMPTS, NEW, ignore_eos=True, schedule=lambda c: by_threshold(c, 0.5))
+  half = specdec_jax.generate(target, drafter, PROMPTS, NEW, ignore_eos=True, schedule=functools.partial(by_threshold, threshold=0.3))
   assert [c.tokens for c in half] == plain
   assert len({d for c in half for d, _, _ in c.rounds}) > 1, "the threshold should cut some blocks"
 

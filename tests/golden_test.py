@@ -209,7 +209,7 @@ def test_drafter_training(case):
     total, metrics = losses.block_loss(weights, out.logits, out.confidence, target_logits, labels)
     return total, (metrics, out)
 
-  (total, (metrics, out)), gradient = jax.value_and_grad(loss, has_aux=True)(drafter.params)
+  (total, (metrics, out)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(drafter.params)
   close(out.hidden, f["backbone_hidden"])
   close(out.logits, f["draft_logits"])
   if c.confidence:

@@ -38,6 +38,8 @@ def block_drafter(owner: Target, seed: int = 1, **changes) -> Drafter:
   model = BlockDrafter(c)
   params = jax.jit(model.init_params)(jax.random.key(seed))
   params["embedding"], params["head"] = owner.params["embedding"], owner.params["head"]
+  if c.confidence:
+    params["confidence"]["kernel"] = jax.random.normal(jax.random.key(seed + 2), params["confidence"]["kernel"].shape)
   if c.markov_rank:
     params["markov"]["bias"] = jax.random.normal(jax.random.key(seed + 1), params["markov"]["bias"].shape)
   return Drafter("toy/block", c, model, params, "0")
