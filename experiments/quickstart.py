@@ -115,6 +115,7 @@ def main(argv):
   del argv
   config, workdir = common.settings()
   screen = rich_console.Console()
+  screen.width = max(screen.width, 110)  # Room for the table, also where the output is a file.
   try:
     target = specdec_jax.load_target(config.target)
     drafters = [None, *(specdec_jax.load_drafter(name, target) for name in config.drafters)]

@@ -309,7 +309,7 @@ def init_state(target: Target, method: Method, batch: int, prompt_length: int, t
   Buffers have room behind the last token for one whole round, which may overshoot a cap.
   """
   width = method.draft_length + 1
-  length = round_up(max(total + width, prompt_length), 64)
+  length = round_up(max(total + width, prompt_length), 128)
   room = round_up(cap + width, 64)
   zeros = jnp.zeros((batch,), jnp.int32)
   return DecodeState(

@@ -195,8 +195,8 @@ def _lossless(record: Record) -> str | None:
   if contract is None or holds is None:
     return None
   z = record["lossless"].get("z")
-  evidence = f"z = {z:+.1f}" if z is not None else f"{_text(same)} of {_text(n)} equal"
-  return f"{'yes' if holds else 'NO'} (contract {contract}, {evidence})"
+  evidence = f"z = {z:+.1f}" if z is not None else f"{_text(same)}/{_text(n)} equal"
+  return f"{'yes' if holds else 'NO'}: {evidence}"
 
 
 def _by_position(record: Record) -> str | None:

@@ -126,7 +126,7 @@ def test_table_and_markdown_agree():
   assert [row["accepted_length"] for row in by_title] == ["2.75"] * 3
   assert [row["speedup"] for row in by_title] == ["1.60", "n/a", "1.60"]
   assert [row["drafter"] for row in by_title] == ["tiny/dspark", "tiny/dspark", "n/a"]
-  assert by_title[0]["lossless"] == "yes (contract 1, 2 of 2 equal)"
+  assert by_title[0]["lossless"] == "yes: 2/2 equal"
   assert by_title[0]["conditional"] == "0.75 0.67 0.50 1.00"
   assert by_title[1]["tpot (s)"] == "0.15 / 0.19 / 0.20 (n=2)"  # C117: the sample count is shown.
 

@@ -2,7 +2,7 @@
 
   python -m experiments.quickstart          (make quickstart)
 
-2 CPU cores, one to three minutes. Tables and plots: runs/tiny_quickstart/report.md.
+2 CPU cores, three minutes. Tables and plots: runs/tiny_quickstart/report.md.
 """
 
 import ml_collections
@@ -13,13 +13,13 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.target = "tiny"
   c.drafters = ("tiny/dspark",)
   c.prompts = ml_collections.ConfigDict(dict(maths="tiny", code="tiny", chat="tiny"))  # "tiny", or a {"turns": […]} JSONL
-  c.prompts_per_dataset = 40
+  c.prompts_per_dataset = 24
   c.system = ""
   c.temperatures = (0.0, 1.0)
-  c.batch = 8
-  c.max_new_tokens = 128
+  c.batch = 1
+  c.max_new_tokens = 96
   c.seed = 0
-  c.repeats = 3  # timed runs of every setting, interleaved; the best counts
+  c.repeats = 1  # timed runs of every setting, interleaved; the best counts
   if variant == "smoke":
     c.prompts_per_dataset, c.batch, c.max_new_tokens, c.repeats = 2, 2, 16, 1
   return c
