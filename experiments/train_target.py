@@ -106,6 +106,8 @@ def main(argv):
   score = jax.jit(lambda p, batch: next_token_loss(decoder, 0.0, p, batch, None, None)[1])
   for domain, docs in held.items():
     found, _ = encode(tokenizer, docs, config.document_length)
+    if not found:
+      continue
     packed = packing.pack(found[:400], config.row_length)
     parts = []
     for i in range(0, len(packed.tokens), 8):

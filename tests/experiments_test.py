@@ -24,7 +24,7 @@ def test_quickstart(tmp_path):
   assert "accepted_length" in done.stdout and "tiny/dspark" in done.stdout
   records = report.read(tmp_path / "results.jsonl")
   assert [(r["dataset"], r["drafter"] and r["drafter"]["name"]) for r in records] == [
-      (d, n) for d in ("maths", "code", "chat") for _ in (0, 1) for n in (None, "tiny/dspark")]
+      (d, n) for d in ("chat", "code", "maths") for _ in (0, 1) for n in (None, "tiny/dspark")]
   assert all(r["lossless"]["holds"] for r in records if r["drafter"]) and records[1]["overrides"]
   assert (tmp_path / "report.md").exists() and (tmp_path / "speed.png").exists() and (tmp_path / "position_acceptance.png").exists()
 

@@ -6,7 +6,7 @@ import specdec_jax
 from specdec_jax.data import corpus
 from specdec_jax.data.prompts import chat_prompt, shipped_prompts
 
-NEW = 64
+NEW = 32
 
 
 def decode(target, drafter, texts, batch):
