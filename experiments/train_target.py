@@ -4,6 +4,7 @@
 """
 
 import functools
+import itertools
 import json
 import pathlib
 
@@ -71,7 +72,7 @@ def ordinary_unseen_rows(params, tokens: np.ndarray):
 def main(argv):
   del argv
   config, workdir = common.settings()
-  documents = {d: list(corpus.documents(d, config.seed, config.problems))[: config.documents or None] for d in corpus.DOMAINS}
+  documents = {d: list(itertools.islice(corpus.documents(d, config.seed, config.problems), config.documents or None)) for d in corpus.DOMAINS}
   held = {d: [x for x in docs if corpus.is_evaluation(x.source)] for d, docs in documents.items()}
   train = {d: [x for x in docs if not corpus.is_evaluation(x.source)] for d, docs in documents.items()}
   tokenizer = train_bpe((f"{x.prompt}\n{x.answer}" for docs in train.values() for x in docs[:12_000]), config.vocab)

@@ -233,7 +233,7 @@ def generate(
   sampling = make_sampling(batch, target.vocab, temperature, top_k, top_p, seed)
   stops = np.tile(stop_ids(target, stop, ignore_eos), (batch, 1))
   limits = Limits(jnp.asarray(caps, jnp.int32), jnp.asarray(stops, jnp.int32))
-  state = init_state(target, method, batch, tokens.shape[1], int((lengths + caps).max()), int(caps.max()))
+  state = init_state(target, method, batch, tokens.shape[1], int(caps.max()))
   weights = drafter.params if drafter else None
   state = _prefill(method, target.params, weights, state, jnp.asarray(tokens), jnp.asarray(lengths, jnp.int32), sampling, limits)
   state = _decode(method, target.params, weights, state, sampling, limits)
@@ -294,8 +294,8 @@ def _prompt_ids(target: Target, index: int, prompt: str | Sequence[int], cap: in
 
 
 def prompt_bucket(n: int) -> int:
-  """Padded prompt length: powers of two from 16, so that few shapes are compiled."""
-  return max(16, 1 << (n - 1).bit_length())
+  """Padded prompt length: powers of two from 64, so that few shapes are compiled."""
+  return max(64, 1 << (n - 1).bit_length())
 
 
 def round_up(n: int, step: int) -> int:
@@ -303,13 +303,14 @@ def round_up(n: int, step: int) -> int:
   return -(-n // step) * step
 
 
-def init_state(target: Target, method: Method, batch: int, prompt_length: int, total: int, cap: int) -> DecodeState:
-  """An empty state for prompts padded to `prompt_length` and at most `total` tokens a request, `cap` of them new.
+def init_state(target: Target, method: Method, batch: int, prompt_length: int, cap: int) -> DecodeState:
+  """An empty state for prompts padded to `prompt_length` and at most `cap` new tokens a request.
 
-  Buffers have room behind the last token for one whole round, which may overshoot a cap.
+  Buffers have room behind the last token for one whole round, which may overshoot a cap. Their shapes follow from the
+  padded length and the cap alone, so that prompts of one bucket share a compilation.
   """
   width = method.draft_length + 1
-  length = round_up(max(total + width, prompt_length), 128)
+  length = round_up(prompt_length + cap + width, 128)
   room = round_up(cap + width, 64)
   zeros = jnp.zeros((batch,), jnp.int32)
   return DecodeState(

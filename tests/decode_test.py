@@ -214,7 +214,7 @@ def test_rewound_caches_equal_a_fresh_prefill(plain):
   limits = decode.Limits(jnp.array([40, 40]), jnp.array([[-1], [-1]]))
   lengths = jnp.array([5, 8])
   prompts = jnp.asarray(np.array([PROMPTS[1] + [0] * 11, PROMPTS[2] + [0] * 8]), jnp.int32)
-  state = decode.init_state(target, method, 2, 16, 60, 40)
+  state = decode.init_state(target, method, 2, 16, 40)
   state = decode.prefill(method, target.params, drafter.params, state, prompts, lengths, sampling, limits)
   step = jax.jit(decode.decode_round, static_argnums=0)
   for _ in range(4):

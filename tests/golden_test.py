@@ -219,7 +219,7 @@ def test_drafter_training(case):
   golden = {n.removeprefix("train/"): v for n, v in zip(f["metric_names"].tolist(), f["metric_values"].tolist())}
   for name, value in golden.items():
     assert float(metrics[name]) == pytest.approx(value, rel=1e-4, abs=1e-5), name
-  check_gradients(layout.take_apart(layout.drafter_entries(c), gradient), f)
+  check_gradients(layout.take_apart(layout.drafter_entries(c), gradient, model.transposed), f)
 
 
 def check_mask(batch, golden):

@@ -16,6 +16,9 @@ from specdec_jax.hub.layout import TensorError
 from tests import toys
 
 
+PLAIN = {"stacked": False, "transposed": False}  # The layout of the toys.
+
+
 @pytest.fixture
 def saved(tmp_path):
   """A target and its drafter on disk."""
@@ -34,17 +37,17 @@ def equal_trees(a, b):
 def test_target_round_trip(tmp_path, changes):
   target = toys.target(**changes)
   save_target(tmp_path / "a", target.config, target.params, None)
-  for options in ({}, {"stacked": True}, {"transposed": True}):
+  for options in (PLAIN, {"stacked": True}, {"transposed": True}, {}):
     again = specdec_jax.load_target(tmp_path / "a", **options)
     assert again.config == target.config
     tokens = np.arange(12).reshape(2, 6)
     np.testing.assert_allclose(again.forward(tokens).logits, target.forward(tokens).logits, atol=1e-5)
-  equal_trees(specdec_jax.load_target(tmp_path / "a").params, target.params)
+  equal_trees(specdec_jax.load_target(tmp_path / "a", **PLAIN).params, target.params)
   assert ("lm_head.weight" in load_file(tmp_path / "a" / "model.safetensors")) == (not target.config.tied)
 
 
 def test_drafter_round_trip(saved):
-  target = specdec_jax.load_target(saved / "target")
+  target = specdec_jax.load_target(saved / "target", **PLAIN)
   drafter = specdec_jax.load_drafter(saved / "drafter", target)
   equal_trees(drafter.params, toys.block_drafter(toys.target()).params)
   specdec_jax.export(drafter, saved / "again")
@@ -76,7 +79,7 @@ def test_shards(saved):
     save_file({n: whole[n] for n in mine}, str(folder / file))
   (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {n: f for f, mine in parts.items() for n in mine}}))
   (folder / "model.safetensors").unlink()
-  equal_trees(specdec_jax.load_target(folder).params, toys.target().params)
+  equal_trees(specdec_jax.load_target(folder, **PLAIN).params, toys.target().params)
   (folder / "model-00002-of-00002.safetensors").unlink()
   with pytest.raises(FileNotFoundError, match="model-00002-of-00002"):
     specdec_jax.load_target(folder)

@@ -1,11 +1,17 @@
 """The embedded target and its drafter, on every shipped prompt."""
 
+import os
+import pathlib
+import subprocess
+import sys
+
 import pytest
 
 import specdec_jax
 from specdec_jax.data import corpus
 from specdec_jax.data.prompts import chat_prompt, shipped_prompts
 
+ROOT = pathlib.Path(__file__).parents[1]
 NEW = 32
 
 
@@ -17,8 +23,7 @@ def decode(target, drafter, texts, batch):
   return [c.tokens for c in out]
 
 
-def test_greedy_text_is_the_targets_on_every_shipped_prompt():
-  """Contract 1: float32, batch 1 and batch 8, with and without the drafter: one text."""
+def greedy_text_is_the_targets_on_every_shipped_prompt():
   target = specdec_jax.load_target("tiny")
   drafter = specdec_jax.load_drafter("tiny/dspark", target)
   texts = [chat_prompt(target.tokenizer, p) for domain in corpus.DOMAINS for p in shipped_prompts("tiny", domain)]
@@ -30,7 +35,16 @@ def test_greedy_text_is_the_targets_on_every_shipped_prompt():
   assert decode(target, None, texts[::6], 1) == plain[::6]
 
 
-@pytest.mark.parametrize("options", [{"stacked": True}, {"transposed": True}], ids=str)
+def test_greedy_text_is_the_targets_on_every_shipped_prompt():
+  """Contract 1: float32, batch 1 and batch 8, with and without the drafter: one text. In a process of its own, with the
+  optimised code that users run: there is more to compute than to compile."""
+  environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+  command = f"from tests import tiny_test; tiny_test.{greedy_text_is_the_targets_on_every_shipped_prompt.__name__}()"
+  done = subprocess.run([sys.executable, "-c", command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+  assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("options", [{"stacked": False, "transposed": False}, {"stacked": False, "transposed": True}], ids=str)
 def test_every_layout_gives_the_same_text(options):
   texts = ["<|im_start|>user\nHow many coins are 12 and 30 coins?<|im_end|>\n<|im_start|>assistant\n"]
   plain = decode(specdec_jax.load_target("tiny"), None, texts, 1)

@@ -13,5 +13,6 @@ from configs.tiny import speed
 def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c = speed.get_config(variant)
   c.target = "smollm2"
+  c.decode_variant = "unrolled, transposed"
   c.new_tokens = 64 if variant == "full" else 4
   return c

@@ -13,8 +13,8 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.target = "tiny"
   c.variants = ml_collections.ConfigDict({
       "unrolled": {"stacked": False, "transposed": False}, "unrolled, transposed": {"stacked": False, "transposed": True},
-      "scanned": {"stacked": True, "transposed": False}})
-  c.decode_variant = "unrolled"
+      "scanned": {"stacked": True, "transposed": False}, "scanned, transposed": {"stacked": True, "transposed": True}})
+  c.decode_variant = "scanned, transposed"
   c.batches = (1, 16)
   c.verify_batches = (1,)
   c.counts = (1, 2, 4, 8, 16)
@@ -23,5 +23,5 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.repeats = 5
   if variant == "smoke":
     c.batches, c.counts, c.new_tokens, c.repeats = (1,), (1, 2), 4, 1
-    c.variants = ml_collections.ConfigDict({"unrolled": {"stacked": False, "transposed": False}})
+    c.variants = ml_collections.ConfigDict({c.decode_variant: dict(c.variants[c.decode_variant])})
   return c

@@ -53,7 +53,7 @@ class BlockNetwork(nn.Module):
   def setup(self):
     c, m = self.config, self.config.model
     self.embedding = self.param("embedding", nn.initializers.normal(m.init_scale), (m.vocab, m.width))
-    self.head = Head(m.vocab, m.width, m.init_scale)
+    self.head = Head(m.vocab, m.width, m.init_scale, self.transposed)
     self.fuse = Projection(len(c.taps) * m.width, (m.width,), transposed=self.transposed, scale=m.init_scale)
     self.fuse_norm = RMSNorm(m.width, m.norm_eps)
     self.layers = [Layer(m, self.transposed) for _ in range(m.layers)]

@@ -24,27 +24,27 @@ DTYPES = ("float32", "bfloat16")
 
 
 def load_target(
-    name_or_path: str | pathlib.Path, dtype: str = "float32", mesh=None, stacked: bool | None = None, transposed: bool = False,
+    name_or_path: str | pathlib.Path, dtype: str = "float32", mesh=None, stacked: bool | None = None, transposed: bool | None = None,
 ) -> Target:
   """A target by name ("tiny", or another shipped one), from a published folder, or from a .gguf file.
 
-  stacked: layers under one scan (compile time flat with depth), or unrolled (faster on CPU; the default there).
-  transposed: kernels stored output-major, faster on CPU for calls of 8 tokens or more. Raises FileNotFoundError,
-  ConfigError or TensorError, naming what is absent or wrong.
+  stacked: layers under one scan (compile time flat with depth), or unrolled. transposed: kernels stored output-major.
+  None: `default_layout`. Raises FileNotFoundError, ConfigError or TensorError, naming what is absent or wrong.
   """
   if mesh is not None:
     raise ValueError("loading onto a mesh is not supported yet: leave mesh out")
   _check_dtype(dtype)
-  stacked = jax.default_backend() != "cpu" if stacked is None else stacked
   path = _find(name_or_path)
   if path.suffix == ".gguf":
     source = open_gguf(path)
     config, tokenizer, files = ModelConfig.from_published(source.config), source.tokenizer(), [path]
+    stacked, transposed = default_layout(config, stacked, transposed)
     params = layout.build(layout.decoder_entries(config), source.shapes, source.read, transposed)
   else:
     published = folder_lib.read_config(path)
     config, tokenizer, files = ModelConfig.from_published(published), load_tokenizer(path), folder_lib.weight_files(path)
     config = dataclasses.replace(config, eos=_eos(path, config))
+    stacked, transposed = default_layout(config, stacked, transposed)
     with folder_lib.open_tensors(path) as tensors:
       params = layout.build(layout.decoder_entries(config), _known(tensors.shapes, config), tensors.read, transposed)
   if tokenizer is not None and tokenizer.vocab > config.vocab:
@@ -54,6 +54,14 @@ def load_target(
   return Target(
       str(name_or_path), config, Decoder(config, stacked, transposed), _on_device(params, dtype), tokenizer,
       folder_lib.weights_hash(files), dtype)
+
+
+def default_layout(config: ModelConfig, stacked: bool | None, transposed: bool | None) -> tuple[bool, bool]:
+  """(stacked, transposed) with None resolved for the backend: on CPU output-major kernels, and layers unrolled unless they
+  are small, where the scan's own copy of a layer fits the caches (`experiments/bench_decode.py` measures all four)."""
+  cpu = jax.default_backend() == "cpu"
+  small = config.width * (config.width + config.mlp) < 2**18
+  return not cpu or small if stacked is None else stacked, cpu if transposed is None else transposed
 
 
 def load_drafter(name_or_path: str | pathlib.Path, target: Target) -> Drafter:

@@ -31,7 +31,7 @@ class Decoder(nn.Module):
     self.layers = self.param("layers", self._init_layers)
     self.final_norm = RMSNorm(c.width, c.norm_eps)
     if not c.tied:
-      self.head = Head(c.vocab, c.width, c.init_scale)
+      self.head = Head(c.vocab, c.width, c.init_scale, self.transposed)
 
   def _layer(self) -> Layer:
     return Layer(self.config, self.transposed, parent=None)
@@ -120,7 +120,7 @@ class Decoder(nn.Module):
 
   def logits(self, hidden: Float["B T D"]) -> Float["B T V"]:
     """Next-token logits of final-normed hidden states; call it on the rows that are needed only."""
-    return project_vocab(hidden, self.embedding) if self.config.tied else self.head(hidden)
+    return project_vocab(hidden, self.embedding, self.transposed) if self.config.tied else self.head(hidden)
 
   def init_all(self, tokens):
     """Initialises every parameter, the head included."""
