@@ -24,7 +24,7 @@ from specdec_jax.drafters.base import Drafter
 from specdec_jax.drafters.block import BlockDrafter
 from specdec_jax.models.target import Target
 from specdec_jax.training import anchors, features, losses, trainer
-from specdec_jax.training.optimizer import adamw
+from specdec_jax.training.optimizer import adamw, learning_rate
 
 FROZEN = ("embedding", "head")  # The target's, as published.
 
@@ -110,7 +110,7 @@ def main(argv):
     return out
 
   trained = trainer.fit(
-      trainable, make_loss(config, target, model), adamw(config.learning_rate, config.steps), batch_at, config.steps, workdir, config.seed,
+      trainable, make_loss(config, target, model), adamw(learning_rate(config.learning_rate, config.steps)), batch_at, config.steps, workdir, config.seed,
       {"target": target.params, "frozen": frozen}, save_every=config.save_every, evaluate=evaluate)
   folder = workdir / config.name
   specdec_jax.export(finished(trained), folder, dtype="bfloat16")

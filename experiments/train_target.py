@@ -23,7 +23,7 @@ from specdec_jax.data.tokenizer import Tokenizer, train_bpe
 from specdec_jax.models.decoder import Decoder
 from specdec_jax.training import trainer
 from specdec_jax.training.losses import next_token_loss
-from specdec_jax.training.optimizer import adamw
+from specdec_jax.training.optimizer import adamw, learning_rate
 
 common.define("configs/tiny/target.py")
 
@@ -99,7 +99,7 @@ def main(argv):
     return {"tokens": rows.tokens[take], "segments": rows.segments[take], "answer": rows.answer[take]}
 
   loss = functools.partial(next_token_loss, decoder, config.prompt_weight)
-  tx = adamw(config.learning_rate, steps, final_share=0.05, betas=(0.9, 0.98), weight_decay=config.weight_decay)
+  tx = adamw(learning_rate(config.learning_rate, steps, final_share=0.05), betas=(0.9, 0.98), weight_decay=config.weight_decay)
   params = trainer.fit(params, loss, tx, batch_at, steps, workdir, config.seed)
   params = ordinary_unseen_rows(params, rows.tokens)
 

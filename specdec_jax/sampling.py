@@ -86,12 +86,12 @@ def make_sampling(
 
 def greedy_tokens(logits: Float["B T V"], vocab: int) -> Int["B T"]:
   """argmax over the real vocabulary, lowest id on ties."""
-  return jnp.argmax(_real(logits, vocab), -1).astype(jnp.int32)
+  return jnp.argmax(real_logits(logits, vocab), -1).astype(jnp.int32)
 
 
 def distribution(logits: Float["B T V"], sampling: Sampling) -> Float["B T V"]:
   """The distribution that a token is drawn from, float32; any axes may stand between B and V."""
-  logits = _real(logits.astype(jnp.float32), sampling.vocab)
+  logits = real_logits(logits.astype(jnp.float32), sampling.vocab)
   greedy = jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1], dtype=jnp.float32)
   if sampling.greedy:
     return greedy
@@ -116,7 +116,8 @@ def distribution(logits: Float["B T V"], sampling: Sampling) -> Float["B T V"]:
   return jnp.where(cold, greedy, jax.nn.softmax(logits, -1))
 
 
-def _real(logits, vocab: int):
+def real_logits(logits: Float["B V"], vocab: int) -> Float["B V"]:
+  """Logits with those of ids beyond the real vocabulary at −inf."""
   if logits.shape[-1] == vocab:
     return logits
   return jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits, -jnp.inf)

@@ -15,7 +15,6 @@ from specdec_jax.hub import save_target
 from specdec_jax.hub.layout import TensorError
 from tests import toys
 
-
 PLAIN = {"stacked": False, "transposed": False}  # The layout of the toys.
 
 

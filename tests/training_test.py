@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from specdec_jax.training import anchors, features, losses, trainer
-from specdec_jax.training.optimizer import adamw
+from specdec_jax.training.optimizer import adamw, learning_rate
 from tests import toys
 
 TOKENS = jnp.asarray((np.arange(36).reshape(2, 18) * 11 + 5) % 59, jnp.int32)
@@ -108,7 +108,7 @@ def test_confidence_loss_does_not_train_the_drafter():
   assert norms.pop("confidence") > 1e-3
   assert set(norms.values()) == {0.0}
   silent = toys.block_drafter(target, confidence=False)
-  assert "confidence" not in adamw(1e-3, 10).init(silent.params)[1][0].mu  # Absent from the optimizer state.
+  assert "confidence" not in adamw(learning_rate(1e-3, 10)).init(silent.params)[1][0].mu  # Absent from the optimizer state.
 
 
 def test_loss_terms_by_hand():
@@ -144,7 +144,7 @@ def test_next_token_loss_weights():
 
 
 def test_schedule_of_the_learning_rate():
-  tx = adamw(0.5, 100, warmup_share=0.1, final_share=0.2, clip=1e9)
+  tx = adamw(learning_rate(0.5, 100, 0.1, 0.2), clip=1e9)
   params = {"w": jnp.zeros(())}
   state, steps = tx.init(params), []
   for _ in range(100):
@@ -160,7 +160,7 @@ def quadratic(params, batch, key, constants):
 
 
 def fit(folder, steps, total=12, **kw):
-  tx = adamw(0.1, total)
+  tx = adamw(learning_rate(0.1, total))
   return trainer.fit({"w": jnp.arange(3.0)}, quadratic, tx, lambda i: np.float32(i % 5), steps, folder, 3, jnp.float32(2), log_every=1, save_every=6, **kw)
 
 
@@ -181,7 +181,7 @@ def test_bad_loss_stops_with_the_step(tmp_path):
     return jnp.sum(params["w"]) / batch, {}
 
   with pytest.raises(trainer.NonFiniteLoss, match="at step 4"):
-    trainer.fit({"w": jnp.ones(2)}, explode, adamw(0.1, 9), lambda i: np.float32(3 - i), 9, tmp_path, log_every=1)
+    trainer.fit({"w": jnp.ones(2)}, explode, adamw(learning_rate(0.1, 9)), lambda i: np.float32(3 - i), 9, tmp_path, log_every=1)
 
 
 def test_drafter_learns():

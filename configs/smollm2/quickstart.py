@@ -18,5 +18,5 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
   c.prompts_per_dataset, c.batch, c.max_new_tokens, c.repeats = 4, 4, 48, 1
   if variant == "smoke":
-    c.prompts_per_dataset, c.max_new_tokens = 1, 4
+    c.prompts_per_dataset, c.max_new_tokens, c.temperatures = 1, 4, (0.0,)
   return c

@@ -21,6 +21,18 @@ class Proposal:
   confidence: Float["B L"] | None = None
 
 
+@flax.struct.dataclass
+class DraftOutputs:
+  """Teacher-forced outputs of training blocks. hidden [B,A,L,D]; rows [B,A,L,D'] whose products with the model's `table`
+  are the draft logits; embedded [B,A,L,R]: previous tokens as the sequential head sees them, or None; confidence [B,A,L]
+  logits or None."""
+
+  hidden: Float["B A L D"]
+  rows: Float["B A L D"]
+  embedded: Float["B A L R"] | None = None
+  confidence: Float["B A L"] | None = None
+
+
 class DraftModel(Protocol):
   """The functions of a drafter; hashable, without parameters. `taps` are the target layers it reads, `draft_length` is γ."""
 

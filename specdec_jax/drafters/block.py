@@ -1,4 +1,4 @@
-"""The block drafter: one non-causal pass over [anchor, mask, …] that reads the target's features (DFlash, DSpark)."""
+"""The block drafter: one non-causal pass over [anchor, mask, …] that reads the target's features (DFlash, DSpark, DFlash 2)."""
 
 import dataclasses
 import math
@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.config import DrafterConfig
-from specdec_jax.drafters.base import Proposal
-from specdec_jax.drafters.heads import ConfidenceHead, MarkovHead
+from specdec_jax.drafters.base import DraftOutputs, Proposal
+from specdec_jax.drafters.heads import BiasHead, ConfidenceHead, DynamicConv, SelectorHead, top_candidates
 from specdec_jax.models.cache import Cache, as_keys, as_values, init_cache, write_layer
 from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, masked_softmax, rotary_angles
-from specdec_jax.sampling import Role, Sampling, distribution, draw, greedy_tokens
+from specdec_jax.sampling import Role, Sampling, distribution, draw, greedy_tokens, real_logits
 from specdec_jax.typing import Bool, Float, Int
 from specdec_jax.verify import SparseDistribution
 
@@ -22,8 +22,9 @@ from specdec_jax.verify import SparseDistribution
 class BlockBatch:
   """Blocks of a training batch: context rows [B,S], anchors [B,A].
 
-  features [B,S,M,D]: the target's taps; positions [B,S]; tokens [B,A,L]: the true tokens anchor … anchor+L-1, what each
-  slot's predecessor is; visible [B,A,S]: context that a block sees; keep [B,A]: False for blocks that do not count.
+  features [B,S,M,D]: the target's taps; positions [B,S]; tokens [B,A,L]: the true tokens anchor … anchor+γ-1, what each
+  prediction's predecessor is; block_positions [B,A,L]: of every input slot; visible [B,A,S]: context that a block sees;
+  keep [B,A]: False for blocks that do not count.
   """
 
   features: Float["B S M D"]
@@ -34,13 +35,35 @@ class BlockBatch:
   keep: Bool["B A"]
 
 
-@flax.struct.dataclass
-class BlockOutputs:
-  """hidden [B,A,L,D], logits [B,A,L,V] with the sequential head's bias, confidence [B,A,L] logits or None."""
+class ConvLayer(Layer):
+  """A decoder layer with a dynamic convolution over each block before and after both sublayers; `slots`: of one block."""
 
-  hidden: Float["B A L D"]
-  logits: Float["B A L V"]
-  confidence: Float["B A L"] | None
+  taps: int = 2
+  group: int = 16
+  slots: int = 1
+
+  def setup(self):
+    super().setup()
+    conv = lambda: DynamicConv(self.taps, self.group, self.config.width, self.transposed)
+    self.attention_conv, self.mlp_conv = conv(), conv()
+
+  def __call__(self, x, mix):
+    blocks = lambda y: y.reshape(y.shape[0], -1, self.slots, y.shape[-1])
+    extra = None
+
+    def sublayer(x, norm, conv, inner):
+      h = blocks(norm(x))
+      k = conv.coefficients(h)
+      y = inner(conv(h, k[..., 0, :, :]).reshape(x.shape))
+      return x + conv(blocks(y), k[..., 1, :, :]).reshape(x.shape)
+
+    def attend(h):
+      nonlocal extra
+      attended, extra = mix(self.attention, h)
+      return self.attention.output(attended)
+
+    x = sublayer(x, self.attention_norm, self.attention_conv, attend)
+    return sublayer(x, self.mlp_norm, self.mlp_conv, self.mlp), extra
 
 
 class BlockNetwork(nn.Module):
@@ -56,12 +79,15 @@ class BlockNetwork(nn.Module):
     self.head = Head(m.vocab, m.width, m.init_scale, self.transposed)
     self.fuse = Projection(len(c.taps) * m.width, (m.width,), transposed=self.transposed, scale=m.init_scale)
     self.fuse_norm = RMSNorm(m.width, m.norm_eps)
-    self.layers = [Layer(m, self.transposed) for _ in range(m.layers)]
+    layer = lambda: ConvLayer(m, self.transposed, c.conv, c.conv_group, c.block) if c.conv else Layer(m, self.transposed)
+    self.layers = [layer() for _ in range(m.layers)]
     self.final_norm = RMSNorm(m.width, m.norm_eps)
-    if c.markov_rank:
-      self.markov = MarkovHead(m.vocab, c.markov_rank)
+    if c.head == "selector":
+      self.selector = SelectorHead(m.vocab, c.rank, m.width, self.transposed)
+    elif c.head != "none":
+      self.markov = BiasHead(c.head, m.vocab, c.rank, m.width, self.transposed)
     if c.confidence:
-      self.confidence = ConfidenceHead(m.width + (c.markov_rank if c.confidence_with_markov else 0))
+      self.confidence = ConfidenceHead(m.width + (c.rank if c.confidence_with_head else 0))
 
   def fused(self, features: Float["B T M D"]) -> Float["B T D"]:
     """H_ctx = RMSNorm(W_c [taps]), what every layer reads as context [DFlash]."""
@@ -72,50 +98,81 @@ class BlockNetwork(nn.Module):
     fused, angles = self.fused(features), rotary_angles(self.config.model.rotary, positions)
     return [layer.attention.keys_values(fused, angles) for layer in self.layers]
 
-  def hidden(
-      self, context, context_positions: Int["B S"], tokens: Int["B A L"], positions: Int["B A L"], visible: Bool["B A S"],
+  def slots(
+      self, context, context_positions: Int["B S"], anchors: Int["B A"], positions: Int["B A L"], visible: Bool["B A S"],
       keep: Bool["B A"],
   ) -> Float["B A L D"]:
-    """Final-normed hidden states of the blocks. context: (keys [B,K,H,S], values [B,K,S,H]) of every layer.
-
-    tokens: only slot 0, the anchor, is read; the others are masks. Blocks with keep False see nothing and hold masks only.
-    """
+    """Final-normed hidden states of every input slot. context: (keys [B,K,H,S], values [B,K,S,H]) of every layer; anchors:
+    the tokens of slot 0, the other slots are masks. Blocks with keep False see nothing and hold masks only."""
     c, m = self.config, self.config.model
-    batch, anchors, slots = tokens.shape
+    batch, blocks, slots = positions.shape
     first = (jnp.arange(slots) == 0) & keep[..., None]
-    x = jnp.take(self.embedding, jnp.where(first, tokens, c.mask_id), axis=0, mode="clip").reshape(batch, anchors * slots, -1)
+    x = jnp.take(self.embedding, jnp.where(first, anchors[..., None], c.mask_id), axis=0, mode="clip").reshape(batch, blocks * slots, -1)
     angles = rotary_angles(m.rotary, positions.reshape(batch, -1))
     for layer, (keys, values), window in zip(self.layers, context, m.windows):
       near = True if window is None else positions[..., None] - context_positions[:, None, None] < window
 
       def mix(attention, h, keys=keys, values=values, near=near):
-        shape = lambda y: y.reshape(batch, anchors, slots, *y.shape[2:])
+        shape = lambda y: y.reshape(batch, blocks, slots, *y.shape[2:])
         k, v = attention.keys_values(h, angles)
         sees = visible[:, :, None] & near & keep[..., None, None]
         out = attend_block(shape(attention.queries(h, angles)), keys, values, sees, shape(k), shape(v), keep)
-        return out.reshape(batch, anchors * slots, *out.shape[3:]), None
+        return out.reshape(batch, blocks * slots, *out.shape[3:]), None
 
       x, _ = layer(x, mix)
-    return self.final_norm(x).reshape(batch, anchors, slots, -1)
+    return self.final_norm(x).reshape(batch, blocks, slots, -1)
 
-  def predict(self, hidden, base, previous) -> tuple[Float["B L V"], Float["B L"] | None]:
-    """Logits and confidence of slots whose previous tokens are known; base: the head's logits of `hidden`."""
-    c = self.config
-    embedded = self.markov.embed(previous) if c.markov_rank else None
-    logits = base + self.markov(embedded, hidden) if c.markov_rank else base
-    if not c.confidence:
-      return logits, None
-    features = jnp.concatenate([hidden, embedded], -1) if c.confidence_with_markov else hidden
-    return logits, self.confidence(features if self.confidence_trains else jax.lax.stop_gradient(features))
+  def hidden(self, *inputs) -> Float["B A L D"]:
+    """The γ slots that predict; inputs as in `slots`."""
+    every = self.slots(*inputs)
+    return every if self.config.anchor_predicts else every[:, :, 1:]
 
   def base_logits(self, hidden):
     return self.head(hidden)
 
-  def __call__(self, batch: BlockBatch) -> BlockOutputs:
+  def embed_previous(self, tokens: Int["B L"]) -> Float["B L R"] | None:
+    """The sequential head's embedding of previous tokens; None without a head."""
+    if self.config.head == "none":
+      return None
+    return (self.selector if self.config.head == "selector" else self.markov).embed(tokens)
+
+  def score_confidence(self, hidden: Float["B L D"], embedded: Float["B L R"] | None) -> Float["B L"] | None:
+    """Confidence logits, or None without the head."""
+    c = self.config
+    if not c.confidence:
+      return None
+    features = jnp.concatenate([hidden, embedded], -1) if c.confidence_with_head else hidden
+    return self.confidence(features if self.confidence_trains else jax.lax.stop_gradient(features))
+
+  def predict(self, state, hidden: Float["B D"], base: Float["B V"], previous: Int["B"]):
+    """One slot after `previous`: (head state, logits [B,V] with the bias, confidence); base: the head's logits."""
+    embedded = self.embed_previous(previous)
+    logits = base
+    if self.config.head in ("markov", "gated", "rnn"):
+      state, features = self.markov.step(state, embedded, hidden)
+      logits = base + self.markov.bias(features)
+    return state, logits, self.score_confidence(hidden, embedded)
+
+  def select(self, hidden: Float["B L D"], embedded: Float["B L R"], ids: Int["B L C"], unary: Float["B L C"]) -> Float["B L C"]:
+    """The path selector's scores of candidates."""
+    return self.selector.scores(embedded, hidden, ids, unary)
+
+  def __call__(self, batch: BlockBatch) -> DraftOutputs:
     """Teacher-forced outputs of training blocks."""
     context = [(as_keys(k), as_values(v)) for k, v in self.context(batch.features, batch.positions)]
-    hidden = self.hidden(context, batch.positions, batch.tokens, batch.block_positions, batch.visible, batch.keep)
-    return BlockOutputs(hidden, *self.predict(hidden, self.base_logits(hidden), batch.tokens))
+    hidden = self.hidden(context, batch.positions, batch.tokens[..., 0], batch.block_positions, batch.visible, batch.keep)
+    embedded, rows = self.embed_previous(batch.tokens), hidden
+    if self.config.head in ("markov", "gated", "rnn"):
+      rows = jnp.concatenate([hidden, self.markov.steps(embedded, hidden)], -1)
+    return DraftOutputs(hidden, rows, embedded, self.score_confidence(hidden, embedded))
+
+  def init_all(self, batch: BlockBatch):
+    """Initialises every parameter."""
+    out = self(batch)
+    base = self.base_logits(out.hidden)
+    if self.config.head == "selector":
+      return self.select(out.hidden, out.embedded, *top_candidates(base, self.config.candidates))
+    return base
 
 
 def attend_block(q: Float["B A L K G H"], keys: Float["B K H S"], values: Float["B K S H"], visible: Bool["B A L S"],
@@ -138,7 +195,7 @@ def attend_block(q: Float["B A L K G H"], keys: Float["B K H S"], values: Float[
 
 @dataclasses.dataclass(frozen=True)
 class BlockDrafter:
-  """The four functions of a block drafter (`specdec_jax.drafters.base.DraftModel`); its state is a context cache.
+  """The functions of a block drafter (`specdec_jax.drafters.base.DraftModel`); its state is a context cache.
 
   confidence_trains: whether the confidence loss reaches the backbone. It does in DeepSpec's code; here the confidence
   learns what the drafter is and leaves it alone (DSpark §3.1), unless asked for.
@@ -166,9 +223,9 @@ class BlockDrafter:
     c, m = self.config, self.config.model
     ones = jnp.ones((1, 1), jnp.int32)
     batch = BlockBatch(
-        jnp.zeros((1, 1, len(c.taps), m.width)), 0 * ones, jnp.zeros((1, 1, c.block), jnp.int32),
+        jnp.zeros((1, 1, len(c.taps), m.width)), 0 * ones, jnp.zeros((1, 1, c.draft_length), jnp.int32),
         jnp.zeros((1, 1, c.block), jnp.int32), ones[:, :, None] > 0, ones > 0)
-    return self.network.init(key, batch)["params"]
+    return self.network.init(key, batch, method="init_all")["params"]
 
   def init_state(self, batch: int, length: int) -> Cache:
     m = self.config.model
@@ -187,27 +244,61 @@ class BlockDrafter:
     apply = lambda *args, method: self.network.apply({"params": params}, *args, method=method)
     positions = position[:, None, None] + jnp.arange(c.block)
     visible = jnp.arange(state.capacity) < state.lengths[:, None, None]
-    tokens = jnp.broadcast_to(anchor[:, None, None], (batch, 1, c.block))
     context = [(k.astype(self.dtype), v.astype(self.dtype)) for k, v in zip(state.keys, state.values)]
     rows = jnp.arange(state.capacity)[None]
-    hidden = apply(context, rows, tokens, positions, visible, jnp.ones((batch, 1), bool), method="hidden")[:, 0]
-    base = apply(hidden, method="base_logits")
+    hidden = apply(context, rows, anchor[:, None], positions, visible, jnp.ones((batch, 1), bool), method="hidden")[:, 0]
+    base = real_logits(apply(hidden, method="base_logits"), sampling.vocab)
+    walk = self._select_path if c.head == "selector" else self._walk
+    return walk(apply, hidden, base, anchor, keys, sampling)
 
-    def slot(previous, inputs):
+  def _walk(self, apply, hidden, base, anchor, keys, sampling: Sampling) -> Proposal:
+    """Token by token, each from the logits biased by those before it."""
+    batch = anchor.shape[0]
+
+    def slot(carry, inputs):
+      previous, state = carry
       h, u, key = inputs
-      logits, confidence = apply(h, u, previous, method="predict")
+      state, logits, confidence = apply(state, h, u, previous, method="predict")
       if sampling.greedy:
         token, q = greedy_tokens(logits, sampling.vocab), jnp.zeros((batch, 0))
       else:
         q = distribution(logits, sampling)
         token = draw(key, q, Role.DRAFT)
-      return token, (token, q, jnp.zeros((batch, 0)) if confidence is None else confidence)
+      return (token, state), (token, q, jnp.zeros((batch, 0)) if confidence is None else confidence)
 
-    _, (drafts, q, confidence) = jax.lax.scan(
-        slot, anchor, (hidden.swapaxes(0, 1), base.swapaxes(0, 1), keys.swapaxes(0, 1)))
+    first = (anchor, jnp.zeros((batch, self.config.rank if self.config.head == "rnn" else 0)))
+    _, (drafts, q, confidence) = jax.lax.scan(slot, first, (hidden.swapaxes(0, 1), base.swapaxes(0, 1), keys.swapaxes(0, 1)))
     drafts = drafts.swapaxes(0, 1)
-    dense = SparseDistribution(drafts[..., None], jnp.ones((*drafts.shape, 1))) if sampling.greedy else q.swapaxes(0, 1)
-    return Proposal(drafts, dense, confidence.swapaxes(0, 1) if c.confidence else None)
+    q = SparseDistribution(drafts[..., None], jnp.ones((*drafts.shape, 1))) if sampling.greedy else q.swapaxes(0, 1)
+    return Proposal(drafts, q, confidence.swapaxes(0, 1) if self.config.confidence else None)
 
-  def block_outputs(self, params, batch: BlockBatch) -> BlockOutputs:
+  def _select_path(self, apply, hidden, base, anchor, keys, sampling: Sampling) -> Proposal:
+    """A walk over each slot's candidates: argmax of the scores, or a draw from their softmax, which is the exact sparse q."""
+    c = self.config
+    ids, unary = top_candidates(base, c.candidates)
+    narrow = dataclasses.replace(sampling, vocab=c.candidates)
+
+    def slot(previous, inputs):
+      h, candidates, u, key = inputs
+      embedded = apply(previous, method="embed_previous")
+      q = distribution(apply(h, embedded, candidates, u, method="select"), narrow)
+      index = jnp.argmax(q, -1) if sampling.greedy else draw(key, q, Role.DRAFT)
+      token = jnp.take_along_axis(candidates, index[:, None], 1)[:, 0]
+      confidence = apply(h, embedded, method="score_confidence")
+      return token, (token, q, jnp.zeros((len(token), 0)) if confidence is None else confidence)
+
+    swap = lambda x: x.swapaxes(0, 1)
+    _, (drafts, q, confidence) = jax.lax.scan(slot, anchor, tuple(map(swap, (hidden, ids, unary, keys))))
+    return Proposal(swap(drafts), SparseDistribution(ids, swap(q)), swap(confidence) if c.confidence else None)
+
+  def block_outputs(self, params, batch: BlockBatch) -> DraftOutputs:
     return self.network.apply({"params": params}, batch)
+
+  def select(self, params, outputs: DraftOutputs, ids: Int["B A L C"], unary: Float["B A L C"]) -> Float["B A L C"]:
+    """Teacher-forced scores of candidates; only with the selector head."""
+    return self.network.apply({"params": params}, outputs.hidden, outputs.embedded, ids, unary, method="select")
+
+  def table(self, params) -> Float["V D"]:
+    """What `DraftOutputs.rows` meet to give logits: the head, beside it the bias head's map to the vocabulary."""
+    head = params["head"]["kernel"]
+    return jnp.concatenate([head, params["markov"]["bias"]], 1) if "markov" in params else head

@@ -1,29 +1,89 @@
-"""The light heads on a block drafter's hidden states."""
+"""The light parts on a block drafter's backbone: sequential heads, path selector, confidence, dynamic convolution."""
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 
-from specdec_jax.models.layers import project_vocab
+from specdec_jax.models.layers import Projection, project_vocab
 from specdec_jax.typing import Float, Int
 
 
-class MarkovHead(nn.Module):
-  """The bias that the previous token puts on the next one's logits, B = W₁[x] W₂ (DSpark §3.1)."""
+class BiasHead(nn.Module):
+  """The bias that the tokens drafted before a slot put on its logits, of rank R (DSpark §3.1).
 
+  kind "markov": B = W₁[x] W₂ of the previous token x. "gated": its embedding times σ(W_g [h; W₁[x]] + b). "rnn": a
+  recurrent state over the whole drafted prefix, whose update and output come of one projection of [s; W₁[x]; h].
+  """
+
+  kind: str
   vocab: int
   rank: int
+  width: int
+  transposed: bool = False
 
   def setup(self):
     self.previous = self.param("previous", nn.initializers.normal(0.02), (self.vocab, self.rank))
-    self.bias = self.param("bias", nn.initializers.zeros, (self.vocab, self.rank))
+    self.table = self.param("bias", nn.initializers.zeros, (self.vocab, self.rank))
+    if self.kind == "gated":
+      self.gate = Projection(self.width + self.rank, (self.rank,), bias=True, transposed=self.transposed)
+    if self.kind == "rnn":
+      self.joint = Projection(2 * self.rank + self.width, (3, self.rank), bias=True, transposed=self.transposed)
 
   def embed(self, tokens: Int["B L"]) -> Float["B L R"]:
     """W₁[x], also a feature of the confidence head."""
     return jnp.take(self.previous, tokens, axis=0, mode="clip")
 
-  def __call__(self, embedded: Float["B L R"], hidden: Float["B L D"]) -> Float["B L V"]:
-    """The bias [B,L,V] of embedded previous tokens; `hidden` is for heads that gate it."""
-    return project_vocab(embedded, self.bias)
+  def init_state(self, *batch: int) -> Float["B R"]:
+    """The state before the first slot; empty where the head has none."""
+    return jnp.zeros((*batch, self.rank if self.kind == "rnn" else 0))
+
+  def step(self, state: Float["B R"], embedded: Float["B R"], hidden: Float["B D"]) -> tuple[Float["B R"], Float["B R"]]:
+    """One slot: (next state, what `bias` maps to the vocabulary)."""
+    if self.kind == "markov":
+      return state, embedded
+    if self.kind == "gated":
+      return state, embedded * nn.sigmoid(self.gate(jnp.concatenate([hidden, embedded], -1)))
+    z = self.joint(jnp.concatenate([state.astype(hidden.dtype), embedded, hidden], -1))
+    keep = nn.sigmoid(z[..., 0, :])
+    return (keep * state + (1 - keep) * jnp.tanh(z[..., 1, :])).astype(state.dtype), jnp.tanh(z[..., 2, :])
+
+  def steps(self, embedded: Float["B L R"], hidden: Float["B L D"]) -> Float["B L R"]:
+    """All slots of blocks whose previous tokens are known."""
+    state = self.init_state(*hidden.shape[:-2])
+    if not state.shape[-1]:
+      return self.step(jnp.zeros((*hidden.shape[:-1], 0)), embedded, hidden)[1]
+    out = []
+    for k in range(hidden.shape[-2]):
+      state, y = self.step(state, embedded[..., k, :], hidden[..., k, :])
+      out.append(y)
+    return jnp.stack(out, -2)
+
+  def bias(self, features: Float["B L R"]) -> Float["B L V"]:
+    return project_vocab(features, self.table, self.transposed)
+
+
+class SelectorHead(nn.Module):
+  """Scores of a slot's candidates b after a predecessor a: S(a, b) = U(b) + ⟨A(a) ⊙ H(h), B(b)⟩ (DFlash 2)."""
+
+  vocab: int
+  rank: int
+  width: int
+  transposed: bool = False
+
+  def setup(self):
+    self.predecessor = self.param("predecessor", nn.initializers.normal(0.02), (self.vocab, self.rank))
+    self.successor = self.param("successor", nn.initializers.zeros, (self.vocab, self.rank))
+    self.gate = Projection(self.width, (self.rank,), transposed=self.transposed)
+
+  def embed(self, tokens: Int["B L"]) -> Float["B L R"]:
+    """A(a), also a feature of a confidence head."""
+    return jnp.take(self.predecessor, tokens, axis=0, mode="clip")
+
+  def scores(self, embedded: Float["B L R"], hidden: Float["B L D"], ids: Int["B L C"], unary: Float["B L C"]) -> Float["B L C"]:
+    """S(a, b) of the candidates `ids` with logits `unary`, for predecessors embedded as A(a)."""
+    after = jnp.take(self.successor, ids, axis=0, mode="clip")
+    pair = jnp.einsum("...r,...cr->...c", embedded * self.gate(hidden), after, preferred_element_type=jnp.float32)
+    return unary + pair
 
 
 class ConfidenceHead(nn.Module):
@@ -36,3 +96,38 @@ class ConfidenceHead(nn.Module):
     kernel = self.param("kernel", nn.initializers.zeros, (1, self.inputs))
     bias = self.param("bias", nn.initializers.zeros, (1,))
     return (features.astype(jnp.float32) @ kernel[0].astype(jnp.float32)) + bias.astype(jnp.float32)
+
+
+class DynamicConv(nn.Module):
+  """Depthwise convolution over the slots of a block, before and after a sublayer (DFlash 2).
+
+  out_t = Σ_o k_{t,o} ⊙ x_{t−o}, x before the block being 0. A coefficient is a learned one of the channel plus one that is
+  predicted from the sublayer's normed input at t and shared by a group of channels; starts as the identity.
+  """
+
+  taps: int
+  group: int
+  width: int
+  transposed: bool = False
+
+  def setup(self):
+    identity = lambda key, shape: jnp.zeros(shape).at[:, 0].set(1.0)
+    self.base = self.param("base", identity, (2, self.taps, self.width))
+    self.dynamic = Projection(self.width, (2, self.taps, self.width // self.group), transposed=self.transposed, scale=0.0)
+
+  def coefficients(self, x: Float["B L D"]) -> Float["B L D"]:
+    """[…,L,2,taps,D] from the sublayer's normed input: before (0) and after (1) the sublayer."""
+    return self.base.astype(x.dtype) + jnp.repeat(self.dynamic(x), self.group, -1)
+
+  def __call__(self, x: Float["B L D"], coefficients) -> Float["B L D"]:
+    """Convolves blocks [B,A,L,D] with one of the two sets, [B,A,L,taps,D]."""
+    length = x.shape[-2]
+    before = [(0, 0)] * (x.ndim - 2)
+    shifted = [jnp.pad(x, (*before, (o, 0), (0, 0)))[..., :length, :] for o in range(self.taps)]
+    return sum(coefficients[..., o, :] * y for o, y in enumerate(shifted))
+
+
+def top_candidates(logits: Float["B L V"], count: int) -> tuple[Int["B L C"], Float["B L C"]]:
+  """The `count` best tokens of every slot and their logits, best first, lowest id on ties."""
+  values, ids = jax.lax.top_k(logits, count)
+  return ids.astype(jnp.int32), values

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from specdec_jax.config import DrafterConfig, ModelConfig
+from specdec_jax.config import DrafterConfig, ModelConfig, SerialConfig
 
 
 class TensorError(ValueError):
@@ -46,8 +46,9 @@ class Entry:
     return [np.ascontiguousarray(p).reshape(self.shape) for p in parts]
 
 
-def layer_entries(c: ModelConfig, prefix: str, path: tuple[str, ...]) -> list[Entry]:
-  """The entries of one transformer layer under `prefix`."""
+def layer_entries(c: ModelConfig, prefix: str, path: tuple[str, ...], inputs: int = 0) -> list[Entry]:
+  """The entries of one transformer layer under `prefix`; inputs: what its attention reads, the model's width where 0."""
+  inputs = inputs or c.width
   head = c.head_dim
   out = []
 
@@ -63,8 +64,8 @@ def layer_entries(c: ModelConfig, prefix: str, path: tuple[str, ...]) -> list[En
 
   norm(("attention_norm",), "input_layernorm", c.width)
   norm(("mlp_norm",), "post_attention_layernorm", c.width)
-  linear(("attention", "q"), ("self_attn.q_proj",), (c.kv_heads, c.groups, head), c.width, 0, c.attention_bias)
-  linear(("attention", "kv"), ("self_attn.k_proj", "self_attn.v_proj"), (c.kv_heads, head), c.width, 1, c.attention_bias)
+  linear(("attention", "q"), ("self_attn.q_proj",), (c.kv_heads, c.groups, head), inputs, 0, c.attention_bias)
+  linear(("attention", "kv"), ("self_attn.k_proj", "self_attn.v_proj"), (c.kv_heads, head), inputs, 1, c.attention_bias)
   linear(("attention", "o"), ("self_attn.o_proj",), (c.width,), c.heads * head, 0, c.attention_bias)
   if c.qk_norm:
     norm(("attention", "q_norm"), "self_attn.q_norm", head)
@@ -85,21 +86,74 @@ def decoder_entries(c: ModelConfig) -> list[Entry]:
   return out
 
 
-def drafter_entries(c: DrafterConfig) -> list[Entry]:
-  """A block drafter in DeepSpec's layout (RELEASED_FORMATS §1.2): no prefix, its own copies of embedding and head."""
-  m, r = c.model, c.markov_rank
-  out = [Entry(("embedding",), ("embed_tokens.weight",), (m.vocab, m.width)),
-         Entry(("head", "kernel"), ("lm_head.weight",), (m.vocab, m.width)),
-         Entry(("fuse", "kernel"), ("fc.weight",), (m.width, len(c.taps) * m.width), (m.width,)),
+def drafter_entries(c: DrafterConfig | SerialConfig) -> list[Entry]:
+  """The tensors of a drafter of any kind."""
+  return serial_entries(c) if isinstance(c, SerialConfig) else block_entries(c)
+
+
+def serial_entries(c: SerialConfig) -> list[Entry]:
+  """An EAGLE-3 drafter in DeepSpec's layout (RELEASED_FORMATS §1.2), and MTP in the same spelling."""
+  m, eagle = c.model, c.kind == "eagle3"
+  rows = c.draft_vocab or m.vocab
+  fused = len(c.taps) * m.width if eagle else 2 * m.width
+  out = [Entry(("fuse", "kernel"), ("fc.weight",), (m.width, fused), (m.width,)), Entry(("final_norm", "scale"), ("norm.weight",), (m.width,))]
+  if c.own_embedding:
+    out += [Entry(("embedding",), ("embed_tokens.weight",), (m.vocab, m.width)), Entry(("head", "kernel"), ("lm_head.weight",), (rows, m.width))]
+  if c.draft_vocab:
+    out.append(Entry(("draft_ids",), ("draft_ids",), (rows,)))
+  names = {"embedding_norm": "input_layernorm" if eagle else "embedding_layernorm", "hidden_norm": "hidden_norm", "mlp_norm": "post_attention_layernorm"}
+  if not eagle:
+    names["attention_norm"] = "input_layernorm"
+  out += [Entry((mine, "scale"), (f"layers.0.{theirs}.weight",), (m.width,)) for mine, theirs in names.items()]
+  inner = layer_entries(m, "layers.0.", (), 2 * m.width if eagle else m.width)
+  return out + [e for e in inner if e.path[0] in ("attention", "mlp")]
+
+
+def block_entries(c: DrafterConfig) -> list[Entry]:
+  """A block drafter (RELEASED_FORMATS §1.2, §2): no prefix, copies of embedding and head only in DeepSpec's layout."""
+  m = c.model
+  out = [Entry(("fuse", "kernel"), ("fc.weight",), (m.width, len(c.taps) * m.width), (m.width,)),
          Entry(("fuse_norm", "scale"), ("hidden_norm.weight",), (m.width,)),
          Entry(("final_norm", "scale"), ("norm.weight",), (m.width,))]
+  if c.own_embedding:
+    out += [Entry(("embedding",), ("embed_tokens.weight",), (m.vocab, m.width)),
+            Entry(("head", "kernel"), ("lm_head.weight",), (m.vocab, m.width))]
   for i in range(m.layers):
     out += layer_entries(m, f"layers.{i}.", (f"layers_{i}",))
-  if r:
+    if c.conv:
+      out += _conv_entries(c, i)
+  return out + _head_entries(c)
+
+
+def _conv_entries(c: DrafterConfig, layer: int) -> list[Entry]:
+  width, groups = c.model.width, c.model.width // c.conv_group
+  out = []
+  for name in ("attention_conv", "mlp_conv"):
+    at, prefix = (f"layers_{layer}", name), f"layers.{layer}.{name}."
+    out += [Entry((*at, "base"), (prefix + "base_kernel",), (2, c.conv, width)),
+            Entry((*at, "dynamic", "kernel"), (prefix + "kernel_projection.weight",), (2 * c.conv * groups, width), (2, c.conv, groups))]
+  return out
+
+
+def _head_entries(c: DrafterConfig) -> list[Entry]:
+  m, r = c.model, c.rank
+  out = []
+  if c.head == "selector":
+    name = "candidate_selector."
+    out += [Entry(("selector", "predecessor"), (name + "predecessor_codebook",), (m.vocab, r)),
+            Entry(("selector", "successor"), (name + "successor_codebook",), (m.vocab, r)),
+            Entry(("selector", "gate", "kernel"), (name + "hidden_projection.weight",), (r, m.width), (r,))]
+  elif c.head != "none":
     out += [Entry(("markov", "previous"), ("markov_head.markov_w1.weight",), (m.vocab, r)),
             Entry(("markov", "bias"), ("markov_head.markov_w2.weight",), (m.vocab, r))]
+  if c.head == "gated":
+    out += [Entry(("markov", "gate", "kernel"), ("markov_head.gate_proj.weight",), (r, m.width + r), (r,)),
+            Entry(("markov", "gate", "bias"), ("markov_head.gate_proj.bias",), (r,))]
+  if c.head == "rnn":
+    out += [Entry(("markov", "joint", "kernel"), ("markov_head.joint_proj.weight",), (3 * r, 2 * r + m.width), (3, r)),
+            Entry(("markov", "joint", "bias"), ("markov_head.joint_proj.bias",), (3 * r,), (3, r))]
   if c.confidence:
-    inputs = m.width + (r if c.confidence_with_markov else 0)
+    inputs = m.width + (r if c.confidence_with_head else 0)
     out += [Entry(("confidence", "kernel"), ("confidence_head.proj.weight",), (1, inputs)),
             Entry(("confidence", "bias"), ("confidence_head.proj.bias",), (1,))]
   return out

@@ -4,20 +4,21 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.config import DrafterConfig, ModelConfig, ids
+from specdec_jax.config import ModelConfig, drafter_config, ids
 from specdec_jax.data.prompts import ASSETS
 from specdec_jax.data.tokenizer import load_tokenizer
+from specdec_jax.drafters import drafter_model
 from specdec_jax.drafters.base import Drafter
-from specdec_jax.drafters.block import BlockDrafter
 from specdec_jax.hub import folder as folder_lib
 from specdec_jax.hub import layout
 from specdec_jax.hub.gguf import open_gguf
-from specdec_jax.models.decoder import Decoder
+from specdec_jax.models.decoder import Decoder, head_table
 from specdec_jax.models.target import Target
 
 DTYPES = ("float32", "bfloat16")
@@ -71,18 +72,30 @@ def load_drafter(name_or_path: str | pathlib.Path, target: Target) -> Drafter:
   other embeddings than it was trained on.
   """
   path = _find(name_or_path)
-  config = DrafterConfig.from_published(folder_lib.read_config(path))
+  config = drafter_config(folder_lib.read_config(path))
   for what, mine, theirs in (
       ("vocabulary", config.model.vocab, target.config.vocab), ("hidden size", config.model.width, target.config.width),
       ("number of target layers", config.target_layers, target.config.layers)):
     if mine != theirs:
       raise ValueError(f"{name_or_path} was made for another target than {target.name}: {what} {mine}, not {theirs}")
+  mine, theirs = config.tokenizer_hash, target.tokenizer and target.tokenizer.hash
+  if mine and theirs and mine != theirs:
+    raise ValueError(f"{name_or_path} was made for another tokenizer than {target.name}'s: hash {mine}, not {theirs}")
   with folder_lib.open_tensors(path) as tensors:
     params = layout.build(layout.drafter_entries(config), tensors.shapes, tensors.read, target.decoder.transposed)
-  _check_embedding(str(name_or_path), target, params["embedding"])
+  if config.own_embedding:
+    _check_embedding(str(name_or_path), target, params["embedding"])
+  params = _on_device(params, target.dtype)
+  if not config.own_embedding:
+    params |= target_tables(target)
   return Drafter(
-      str(name_or_path), config, BlockDrafter(config, target.decoder.transposed, target.dtype), _on_device(params, target.dtype),
+      str(name_or_path), config, drafter_model(config, target.decoder.transposed, target.dtype), params,
       folder_lib.weights_hash(folder_lib.weight_files(path)))
+
+
+def target_tables(target: Target) -> dict[str, Any]:
+  """The embedding and head that a drafter without copies of its own shares with its target."""
+  return {"embedding": target.params["embedding"], "head": {"kernel": head_table(target.params)}}
 
 
 def smollm2_path() -> pathlib.Path:
@@ -125,7 +138,8 @@ def _known(shapes: dict[str, tuple[int, ...]], config: ModelConfig) -> dict[str,
 
 
 def _on_device(params, dtype: str):
-  return jax.tree.map(lambda x: jnp.asarray(np.asarray(x), dtype), params)
+  to = lambda x: jnp.asarray(np.asarray(x), None if np.issubdtype(np.asarray(x).dtype, np.integer) else dtype)
+  return jax.tree.map(to, params)
 
 
 def _check_embedding(name: str, target: Target, table: np.ndarray) -> None:

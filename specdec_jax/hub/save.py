@@ -23,11 +23,20 @@ def save_target(folder: str | pathlib.Path, config: ModelConfig, params, tokeniz
     tokenizer.save(folder)
 
 
-def export(drafter: Drafter, folder: str | pathlib.Path, layout: str = "deepspec", dtype: str = "float32") -> None:
-  """Writes a drafter in a published layout, ready for a serving engine: "deepspec" (RELEASED_FORMATS §1)."""
-  if layout != "deepspec":
-    raise ValueError(f"unknown layout {layout!r}: 'deepspec'")
+LAYOUTS = ("deepspec", "dflash2", "eagle3", "hybrid", "mtp")
+
+
+def export(drafter: Drafter, folder: str | pathlib.Path, layout: str | None = None, dtype: str = "float32") -> None:
+  """Writes a drafter in a published layout, ready for a serving engine: "deepspec", "eagle3" (RELEASED_FORMATS §1), "dflash2"
+  (§2); "hybrid" and "mtp" extend those for what no published reader knows. layout None: the one that fits.
+
+  Raises ValueError where `layout` cannot hold the drafter.
+  """
   c = drafter.config
+  if layout is not None and layout not in LAYOUTS:
+    raise ValueError(f"unknown layout {layout!r}: {', '.join(LAYOUTS)}")
+  if layout not in (None, c.layout):
+    raise ValueError(f"layout {layout!r} cannot hold {drafter.name}, whose parts need {c.layout!r}")
   _save(pathlib.Path(folder), c.to_published(dtype), layout_lib.drafter_entries(c), drafter.params, drafter.model.transposed, dtype)
 
 
@@ -35,4 +44,4 @@ def _save(folder: pathlib.Path, config, entries, params, transposed: bool, dtype
   if dtype not in _DTYPES:
     raise ValueError(f"dtype {dtype!r} is not supported: {', '.join(_DTYPES)}")
   tensors = layout_lib.take_apart(entries, jax.device_get(params), transposed)
-  folder_lib.save(folder, config, {k: v.astype(_DTYPES[dtype]) for k, v in tensors.items()})
+  folder_lib.save(folder, config, {k: v if np.issubdtype(v.dtype, np.integer) else v.astype(_DTYPES[dtype]) for k, v in tensors.items()})

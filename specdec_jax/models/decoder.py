@@ -127,6 +127,11 @@ class Decoder(nn.Module):
     return self.logits(self(tokens)[0])
 
 
+def head_table(params) -> Float["V D"]:
+  """The head [V,D] of a decoder's parameters: its embedding table where the two are tied."""
+  return params["head"]["kernel"] if "head" in params else params["embedding"]
+
+
 def _cached_view(tokens, cache: Cache) -> tuple[Int["B T"], Bool["B T S"]]:
   positions = cache.lengths[:, None] + jnp.arange(tokens.shape[1])
   return positions, jnp.arange(cache.capacity)[None, None] <= positions[..., None]

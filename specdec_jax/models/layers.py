@@ -102,12 +102,14 @@ class Attention(nn.Module):
 
   config: ModelConfig
   transposed: bool = False
+  inputs: int = 0  # width of what queries, keys and values are made of; 0: the model's
 
   def setup(self):
     c = self.config
+    inputs = self.inputs or c.width
     linear = lambda inputs, features: Projection(inputs, features, c.attention_bias, self.transposed, c.init_scale)
-    self.q = linear(c.width, (c.kv_heads, c.groups, c.head_dim))
-    self.kv = linear(c.width, (c.kv_heads, 2, c.head_dim))
+    self.q = linear(inputs, (c.kv_heads, c.groups, c.head_dim))
+    self.kv = linear(inputs, (c.kv_heads, 2, c.head_dim))
     self.o = linear(c.heads * c.head_dim, (c.width,))
     if c.qk_norm:
       self.q_norm = RMSNorm(c.head_dim, c.norm_eps)

@@ -18,10 +18,27 @@ class Labels:
   supervised: Bool["B A L"]
 
 
-def candidates(supervised: Bool["B S"], segments: Int["B S"]) -> Bool["B S"]:
-  """Positions whose token and next token are both supervised and of one text (DeepSpec's rule)."""
-  pair = supervised[:, :-1] & supervised[:, 1:] & (segments[:, :-1] == segments[:, 1:])
-  return jnp.pad(pair, ((0, 0), (0, 1)))
+RULES = ("cumulative", "whole_block")
+
+
+def candidates(supervised: Bool["B S"], segments: Int["B S"], rule: str = "cumulative", block: int = 1) -> Bool["B S"]:
+  """Positions where a block may start.
+
+  "cumulative" (DeepSpec): the token and the next one are both supervised and of one text; a block may run over the end.
+  "whole_block" (NeMo): the token is supervised and all `block` slots lie in its text.
+  """
+  check_rule(rule)
+  ahead = block - 1 if rule == "whole_block" else 1
+  later = jnp.pad(segments[:, ahead:], ((0, 0), (0, ahead)))
+  inside = (segments == later) & (segments > 0)
+  if rule == "whole_block":
+    return supervised & inside
+  return supervised & inside & jnp.pad(supervised[:, 1:], ((0, 0), (0, 1)))
+
+
+def check_rule(rule: str) -> None:
+  if rule not in RULES:
+    raise ValueError(f"unknown anchor rule {rule!r}: {' or '.join(RULES)}")
 
 
 def sample_anchors(key: Key[""], allowed: Bool["B S"], count: int) -> tuple[Int["B A"], Bool["B A"]]:
@@ -38,13 +55,15 @@ def sample_anchors(key: Key[""], allowed: Bool["B S"], count: int) -> tuple[Int[
 
 def make_blocks(
     tokens: Int["B S"], segments: Int["B S"], positions: Int["B S"], supervised: Bool["B S"], features: Float["B S M D"],
-    anchors: Int["B A"], keep: Bool["B A"], length: int,
+    anchors: Int["B A"], keep: Bool["B A"], length: int, slots: int, rule: str = "cumulative",
 ) -> tuple[BlockBatch, Labels]:
-  """The blocks at `anchors`: slot k holds the true token at anchor+k and predicts the one at anchor+1+k.
+  """The blocks at `anchors`, of `slots` input slots: draft k of `length` follows the true token at anchor+k and predicts the
+  one at anchor+1+k.
 
-  A block sees the context of its own text strictly before its anchor. Supervision ends at the first slot whose label is
-  out of range, unsupervised or of another text (DeepSpec's cumulative rule).
+  A block sees the context of its own text strictly before its anchor. A label that is out of range, unsupervised or of
+  another text is not supervised; under the rule "cumulative" neither is any after it.
   """
+  check_rule(rule)
   size = tokens.shape[1]
   pick = lambda x, index: jnp.take_along_axis(x, index.reshape(index.shape[0], -1), 1).reshape(index.shape)
   index = jnp.where(keep, anchors, 0)[..., None] + jnp.arange(length)
@@ -55,5 +74,6 @@ def make_blocks(
   visible = (jnp.arange(size) < anchors[..., None]) & (segments[:, None] == home[..., None])
   batch = BlockBatch(
       features=features, positions=positions, tokens=jnp.concatenate([pick(tokens, anchors)[..., None], true[..., :-1]], -1),
-      block_positions=pick(positions, anchors)[..., None] + jnp.arange(length), visible=visible, keep=keep)
-  return batch, Labels(true, jnp.maximum(label - 1, 0), jnp.cumprod(good, -1, dtype=jnp.int32) > 0)
+      block_positions=pick(positions, anchors)[..., None] + jnp.arange(slots), visible=visible, keep=keep)
+  supervised = jnp.cumprod(good, -1, dtype=jnp.int32) > 0 if rule == "cumulative" else good
+  return batch, Labels(true, jnp.maximum(label - 1, 0), supervised)

@@ -17,9 +17,8 @@ def target_features(
   return jax.lax.stop_gradient(tapped), jax.lax.stop_gradient(hidden), packed_view(tokens, segments)[0]
 
 
-def target_rows(decoder: Decoder, params, hidden: Float["B S D"], index: Int["B A L"]) -> Float["B A L V"]:
-  """The target's logits at chosen rows: the hidden states are gathered first, the head is applied to them only."""
+def target_rows(hidden: Float["B S D"], index: Int["B A L"]) -> Float["B A L D"]:
+  """The target's final-normed hidden states at chosen rows."""
   flat = index.reshape(index.shape[0], -1)
-  rows = jnp.take_along_axis(hidden, flat[..., None], 1)
-  logits = decoder.apply({"params": params}, rows, method="logits")
-  return jax.lax.stop_gradient(logits.reshape(*index.shape, -1))
+  return jnp.take_along_axis(hidden, flat[..., None], 1).reshape(*index.shape, -1)
+

@@ -2,13 +2,17 @@
 
 import dataclasses
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
 
+from specdec_jax.drafters.base import DraftOutputs
+from specdec_jax.drafters.serial import SerialBatch
 from specdec_jax.models.decoder import Decoder
+from specdec_jax.models.layers import project_vocab
 from specdec_jax.training.anchors import Labels
-from specdec_jax.typing import Bool, Float
+from specdec_jax.typing import Bool, Float, Int
 
 
 def next_token_loss(decoder: Decoder, prompt_weight: float, params, batch, key, constants) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -30,15 +34,75 @@ def next_token_loss(decoder: Decoder, prompt_weight: float, params, batch, key, 
 
 @dataclasses.dataclass(frozen=True)
 class BlockLoss:
-  """Weights of a block drafter's loss: L = ce·CE + tv·TV + confidence·BCE, slots weighted exp(−k/decay) (DSpark eq. 9–12).
-
-  decay: None for equal weights. TV is the whole L1 distance, not its half, as published.
-  """
+  """Weights of a drafter's loss: L = ce·CE + tv·TV + confidence·BCE + selector·CE over the candidates, slots weighted
+  exp(−k/decay) (DSpark eq. 9–12; DFlash 2). decay: None for equal weights. TV is the whole L1 distance, not its half, as
+  published."""
 
   ce: float = 0.1
   tv: float = 0.9
   confidence: float = 1.0
+  selector: float = 1.0
   decay: float | None = 4.0
+
+
+@flax.struct.dataclass
+class VocabTerms:
+  """What a loss needs of two V-wide distributions without keeping them. nll: −log q of the label; cross: −Σ p log q;
+  l1: ‖q − p‖₁;   draft_lse, target_lse: log normalisers; ids: the draft's best tokens, best
+  first (none were asked for: empty); target_best: the target's best."""
+
+  nll: Float["N"]
+  cross: Float["N"]
+  l1: Float["N"]
+  draft_lse: Float["N"]
+  target_lse: Float["N"]
+  ids: Int["N C"]
+  target_best: Int["N"]
+
+
+def vocab_terms(
+    rows: Float["N D"], table: Float["V D"], target_rows: Float["N D"], target_table: Float["V D"], labels: Int["N"], best: int = 0,
+    chunk: int = 4096,
+) -> VocabTerms:
+  """The terms of q = softmax(rows · tableᵀ) and p = softmax(target_rows · target_tableᵀ), float32, over `chunk` vocabulary
+  entries at a time, recomputed for the gradient: memory does not grow with the vocabulary. No gradient reaches p."""
+  vocab, chunk = table.shape[0], min(chunk, table.shape[0])
+  count = -(-vocab // chunk)
+  pad = lambda t: jnp.pad(t, ((0, count * chunk - vocab), (0, 0))).reshape(count, chunk, -1)
+  tables = pad(table), pad(jax.lax.stop_gradient(target_table)), jnp.arange(count * chunk).reshape(count, chunk)
+  target_rows = jax.lax.stop_gradient(target_rows)
+  logits = lambda x, t, index: jnp.where(index < vocab, project_vocab(x, t), -jnp.inf)
+
+  @jax.checkpoint
+  def normalise(carry, part):
+    draft, target, values, ids, top, top_id = carry
+    mine, theirs, index = part
+    u, t = logits(rows, mine, index), logits(target_rows, theirs, index)
+    draft, target = (jnp.logaddexp(x, jax.nn.logsumexp(y, -1)) for x, y in ((draft, u), (target, t)))
+    top_id = jnp.where(t.max(-1) > top, index[jnp.argmax(t, -1)], top_id)
+    top = jnp.maximum(top, t.max(-1))
+    if best:
+      values = jnp.concatenate([values, jax.lax.stop_gradient(u)], -1)
+      ids = jnp.concatenate([ids, jnp.broadcast_to(index, u.shape)], -1)
+      values, order = jax.lax.top_k(values, best)
+      ids = jnp.take_along_axis(ids, order, -1)
+    return (draft, target, values, ids, top, top_id), None
+
+  none = jnp.full(rows.shape[:1], -jnp.inf)
+  first = (none, none, jnp.full((len(rows), best), -jnp.inf), jnp.zeros((len(rows), best), jnp.int32), none,
+           jnp.zeros(rows.shape[:1], jnp.int32))
+  (draft, target, _, ids, _, target_best), _ = jax.lax.scan(normalise, first, tables)
+
+  @jax.checkpoint
+  def compare(totals, part):
+    mine, theirs, index = part
+    logq, p = logits(rows, mine, index) - draft[:, None], jnp.exp(logits(target_rows, theirs, index) - target[:, None])
+    cross, l1 = totals
+    return (cross - jnp.sum(p * jnp.where(index < vocab, logq, 0.0), -1), l1 + jnp.abs(jnp.exp(logq) - p).sum(-1)), None
+
+  (cross, l1), _ = jax.lax.scan(compare, (jnp.zeros(rows.shape[:1]),) * 2, tables)
+  label = jnp.einsum("nd,nd->n", rows, table[labels], preferred_element_type=jnp.float32)
+  return VocabTerms(draft - label, cross, l1, draft, target, ids, target_best)
 
 
 def slot_weights(supervised: Bool["B A L"], decay: float | None) -> Float["B A L"]:
@@ -48,24 +112,90 @@ def slot_weights(supervised: Bool["B A L"], decay: float | None) -> Float["B A L
 
 
 def block_loss(
-    weights: BlockLoss, logits: Float["B A L V"], confidence: Float["B A L"] | None, target_logits: Float["B A L V"],
-    labels: Labels,
+    weights: BlockLoss, model, params, out: DraftOutputs, target_rows: Float["B A L D"], target_table: Float["V D"], labels: Labels,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """The loss of teacher-forced blocks and its metrics; each term is a weighted sum over a sum of weights."""
+  """The loss of teacher-forced blocks and its metrics; each term is a weighted sum over a sum of weights.
+
+  model: the drafter's functions, of which `table` and, with a selector, `select` are used; target_rows: final-normed
+  hidden states of the target that predict the labels; target_table [V,D]: its head.
+  """
+  shape = labels.tokens.shape
   w = slot_weights(labels.supervised, weights.decay)
-  mean = lambda x: jnp.sum(x * w) / (jnp.sum(w) + 1e-6)
-  draft = jax.nn.log_softmax(logits.astype(jnp.float32), -1)
-  ce = mean(-jnp.take_along_axis(draft, labels.tokens[..., None], -1)[..., 0])
-  distance = jnp.abs(jnp.exp(draft) - jax.nn.softmax(target_logits.astype(jnp.float32), -1)).sum(-1)
-  tv = mean(distance)
-  accept = jax.lax.stop_gradient(jnp.clip(1 - 0.5 * distance, 0, 1))
-  total = weights.ce * ce + weights.tv * tv
-  metrics = {"ce_loss": ce, "l1_loss": tv}
-  if confidence is not None:
-    bce = mean(optax.sigmoid_binary_cross_entropy(confidence.astype(jnp.float32), accept))
+  mean = lambda x, w=w: jnp.sum(x * w) / (jnp.sum(w) + 1e-6)
+  flat = lambda x: x.reshape(-1, x.shape[-1])
+  table, candidates = model.table(params), model.config.candidates
+  terms = vocab_terms(flat(out.rows), table, flat(target_rows), target_table, labels.tokens.reshape(-1), max(candidates, 1))
+  terms = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), terms)
+  ce, l1 = mean(terms.nll), terms.l1
+  total, metrics = weights.ce * ce, {"ce_loss": ce}
+  drafted = terms.ids[..., 0]
+  if candidates:
+    unary = jnp.einsum("bale,balce->balc", out.rows, table[terms.ids], preferred_element_type=jnp.float32)
+    scores = model.select(params, out, terms.ids, unary)
+    at_target = jnp.einsum("bald,balcd->balc", target_rows, target_table[terms.ids], preferred_element_type=jnp.float32)
+    l1 = sparse_l1(scores, jnp.exp(at_target - terms.target_lse[..., None]))
+    match = terms.ids == labels.tokens[..., None]
+    found = match.any(-1)
+    nll = jax.nn.logsumexp(scores, -1) - jnp.sum(jnp.where(match, scores, 0.0), -1)
+    selector = mean(jnp.where(found, nll, 0.0), w * found)
+    total += weights.selector * selector
+    supervised = jnp.maximum(labels.supervised.sum(), 1)
+    metrics |= {"selector_loss": selector, "candidate_recall": (found & labels.supervised).sum() / supervised,
+                **_greedy_metrics("base_", terms.ids[..., 0] == labels.tokens, labels.supervised)}
+    drafted = jnp.take_along_axis(terms.ids, jnp.argmax(scores, -1)[..., None], -1)[..., 0]
+  tv = mean(l1)
+  total += weights.tv * tv
+  accept = jax.lax.stop_gradient(jnp.clip(1 - 0.5 * l1, 0, 1))
+  metrics |= {"l1_loss": tv, "loss_weight": w.sum(), "valid_tokens": labels.supervised.sum(), "valid_blocks": labels.supervised.any(-1).sum()}
+  if out.confidence is not None:
+    bce = mean(optax.sigmoid_binary_cross_entropy(out.confidence.astype(jnp.float32), accept))
     total += weights.confidence * bce
-    metrics |= {"confidence_loss": bce, **_confidence_metrics(confidence, accept, labels.supervised, mean)}
+    metrics |= {"confidence_loss": bce, **_confidence_metrics(out.confidence, accept, labels.supervised, mean)}
+  metrics |= _greedy_metrics("", drafted == labels.tokens, labels.supervised)
   return total, metrics | _acceptance_metrics(accept, labels.supervised)
+
+
+def serial_loss(
+    decay: float, model, params, out: DraftOutputs, batch: SerialBatch, supervised: Bool["B S"], target_hidden: Float["B S D"],
+    target_table: Float["V D"],
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Soft cross-entropy of training-time test, Σ_s decay^s · loss_s (Eagle3 §3), each over all B·S positions as DeepSpec
+  counts them. Step s of column i predicts the token at i+2+s; a column counts while column i+s is supervised."""
+  size, steps = supervised.shape[1], out.hidden.shape[2]
+  ahead = lambda x, s: jnp.pad(x[:, s:], ((0, 0), (0, min(s, size)), *((0, 0),) * (x.ndim - 2)))
+  inner = supervised & (ahead(batch.segments, 1) == batch.segments)
+  together = lambda s: ahead(inner, s) & (ahead(batch.segments, s) == batch.segments)
+  mask = jnp.stack([together(s) for s in range(steps)], -1)
+  stacked = lambda x, first: jnp.stack([ahead(x, first + s) for s in range(steps)], 2)
+  target_rows = stacked(target_hidden, 1)
+  if "draft_ids" in params:  # The target's distribution over the ids that can be drafted.
+    target_table = target_table[params["draft_ids"]]
+  flat = lambda x: x.reshape(-1, x.shape[-1])
+  terms = vocab_terms(flat(out.rows), model.table(params), flat(target_rows), target_table, jnp.zeros((mask.size,), jnp.int32), 1)
+  terms = jax.tree.map(lambda x: x.reshape(*mask.shape, *x.shape[1:]), terms)
+  losses = jnp.sum(terms.cross * mask, (0, 1)) / supervised.size
+  per_step = lambda x: (x * mask).sum((0, 1)) / jnp.maximum(mask.sum((0, 1)), 1)
+  alike, agrees = jnp.clip(1 - 0.5 * terms.l1, 0, 1), terms.ids[..., 0] == terms.target_best
+  length = lambda x: 1 + (jnp.cumprod(x * mask, -1).sum(-1) * mask[..., 0]).sum() / jnp.maximum(mask[..., 0].sum(), 1)
+  accept, right = per_step(alike), per_step(agrees)
+  metrics = {"tau_probabilistic": length(alike), "tau_greedy": length(agrees)}
+  for s in range(steps):
+    metrics |= {f"ploss_{s}": losses[s], f"accept_rate@{s}": accept[s], f"accuracy@{s}": right[s], f"valid_tokens@{s}": mask[:, :, s].sum()}
+  return jnp.sum(losses * decay ** jnp.arange(steps)), metrics
+
+
+def sparse_l1(scores: Float["N C"], target: Float["N C"]) -> Float["N"]:
+  """‖q − p‖₁ for q = softmax(scores) on C candidates and zero elsewhere; target: p of those candidates."""
+  return jnp.abs(jax.nn.softmax(scores, -1) - target).sum(-1) + jnp.maximum(1 - target.sum(-1), 0.0)
+
+
+def _greedy_metrics(prefix: str, correct: Bool["B A L"], supervised: Bool["B A L"]) -> dict[str, jax.Array]:
+  """Agreement of the best drafts with the true tokens under teacher forcing; slots without a label break no run."""
+  counted, hits = supervised.any(-1), (correct & supervised).sum()
+  run = (jnp.cumprod(correct | ~supervised, -1) * supervised).sum(-1)
+  return {
+      f"{prefix}correct_tokens": hits, f"{prefix}accuracy": hits / jnp.maximum(supervised.sum(), 1),
+      f"{prefix}accept_len": ((1 + run) * counted).sum() / jnp.maximum(counted.sum(), 1)}
 
 
 def _confidence_metrics(confidence, accept, supervised, mean) -> dict[str, jax.Array]:

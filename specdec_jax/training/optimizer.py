@@ -1,17 +1,27 @@
 """The optimizer of every training run here."""
 
+from collections.abc import Callable
+
+import jax.numpy as jnp
 import optax
 
 
-def adamw(
-    learning_rate: float, steps: int, warmup_share: float = 0.04, final_share: float = 0.0, clip: float = 1.0,
-    betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.0,
-) -> optax.GradientTransformation:
-  """AdamW with a clipped global norm, linear warm-up over int(warmup_share · steps) steps and a cosine to final_share."""
+def learning_rate(peak: float, steps: int, warmup_share: float = 0.04, final_share: float = 0.0) -> Callable:
+  """The rate of update s, from 0: peak·(s+1)/W for the first W = int(warmup_share · steps), then a cosine from the peak to
+  final_share · peak (RELEASED_FORMATS §3)."""
   warmup = int(warmup_share * steps)
-  schedule = optax.schedules.join_schedules(
-      [optax.schedules.linear_schedule(0.0, learning_rate, warmup),
-       optax.schedules.cosine_decay_schedule(learning_rate, max(steps - warmup, 1), final_share)], [warmup])
+
+  def at(step):
+    cosine = 0.5 * (1 + jnp.cos(jnp.pi * (step - warmup) / max(steps - warmup, 1)))
+    return peak * jnp.where(step < warmup, (step + 1) / max(warmup, 1), final_share + (1 - final_share) * cosine)
+
+  return at
+
+
+def adamw(
+    schedule: Callable, clip: float = 1.0, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.0,
+) -> optax.GradientTransformation:
+  """AdamW behind a clipped global norm. Give it float32 parameters: they are the master weights, and a model that runs in
+  bfloat16 casts them inside its loss."""
   return optax.chain(
-      optax.clip_by_global_norm(clip),
-      optax.adamw(schedule, b1=betas[0], b2=betas[1], eps=1e-8, weight_decay=weight_decay))
+      optax.clip_by_global_norm(clip), optax.adamw(schedule, b1=betas[0], b2=betas[1], eps=1e-8, weight_decay=weight_decay))
