@@ -1,10 +1,11 @@
-"""Trains a block drafter for a target on the target's own responses, and exports it in the published layout.
+"""Trains a drafter for a target on the target's own responses, and exports it in the published layout.
 
   python -m experiments.train_drafter --config=configs/tiny/dspark.py --workdir=runs/tiny_dspark
 """
 
 import dataclasses
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +15,15 @@ from rich import print as show
 
 import specdec_jax
 from experiments import common
-from specdec_jax import metrics
-from specdec_jax.config import DrafterConfig
+from specdec_jax import hub, metrics
+from specdec_jax.config import DrafterConfig, SerialConfig
 from specdec_jax.data import corpus, packing
 from specdec_jax.data.prompts import chat_prompt, shipped_prompts
 from specdec_jax.data.regenerate import read_responses, regenerate
-from specdec_jax.decode import prompt_bucket
+from specdec_jax.drafters import BlockDrafter, SerialDrafter, drafter_model
 from specdec_jax.drafters.base import Drafter
-from specdec_jax.drafters.block import BlockDrafter
+from specdec_jax.drafters.serial import SerialBatch
+from specdec_jax.models.decoder import head_table
 from specdec_jax.models.target import Target
 from specdec_jax.training import anchors, features, losses, trainer
 from specdec_jax.training.optimizer import adamw, learning_rate
@@ -31,14 +33,15 @@ FROZEN = ("embedding", "head")  # The target's, as published.
 common.define("configs/tiny/dspark.py")
 
 
-def drafter_config(config, target: Target) -> DrafterConfig:
-  d = config.drafter
-  model = dataclasses.replace(
-      target.config, family="qwen3", qk_norm=True, layers=d.layers, windows=(None,) * d.layers, tied=False)
-  return DrafterConfig(
-      model=model, block=d.block, mask_id=target.tokenizer.id(config.mask_token), taps=tuple(d.taps), target_layers=target.config.layers,
-      markov_rank=d.markov_rank, markov_head=d.markov_head, confidence=d.confidence,
-      confidence_with_markov=d.confidence_with_markov, anchors=config.anchors)
+def drafter_config(config, target: Target) -> DrafterConfig | SerialConfig:
+  """The drafter that `config.drafter` describes, with the target's sizes, frozen embedding and head."""
+  d = dict(config.drafter)
+  kind, layers = d.pop("kind"), d.pop("layers", 1)
+  model = dataclasses.replace(target.config, family="qwen3", qk_norm=True, layers=layers, windows=(d.pop("window", None),) * layers, tied=False)
+  shared = {"model": model, "taps": tuple(d.pop("taps")), "target_layers": target.config.layers, "tokenizer_hash": target.tokenizer.fingerprint()}
+  if kind == "block":
+    return DrafterConfig(**shared, mask_id=target.tokenizer.id(config.mask_token), anchors=config.anchors, **d)
+  return SerialConfig(**shared, kind=kind, **d)
 
 
 def training_prompts(config, target: Target) -> list[tuple[str, list[int]]]:
@@ -49,25 +52,33 @@ def training_prompts(config, target: Target) -> list[tuple[str, list[int]]]:
     documents = [d for d in corpus.documents(domain, config.seed) if not corpus.is_evaluation(d.source) and len(d.answer) < 600]
     picked = [documents[i] for i in rng.permutation(len(documents))[: config.documents]]
     out += [(len(d.answer), domain, target.tokenizer.encode(chat_prompt(target.tokenizer, d.prompt))) for d in picked]
-  out.sort(key=lambda x: (prompt_bucket(len(x[2])), x[0]))
+  out.sort(key=lambda x: ((len(x[2]) - 1).bit_length(), x[0]))
   return [(domain, ids) for _, domain, ids in out if len(ids) <= config.row_length - config.max_new_tokens]
 
 
-def make_loss(config, target: Target, model: BlockDrafter):
+def make_loss(config, target: Target, model: BlockDrafter | SerialDrafter):
   """loss(params, batch, key, constants) for the trainer; constants: target parameters and the drafter's frozen ones."""
-  w = config.loss
+  w, c = config.loss, model.config
+
+  def serial(params, rows, supervised, hidden, table):
+    return losses.serial_loss(c.step_decay, model, params, model.block_outputs(params, rows), rows, supervised, hidden, table)
+
+  def blocks(params, rows, supervised, hidden, table, key, progress):
+    allowed = anchors.candidates(supervised, rows.segments, config.anchor_rule, c.block)
+    picked, keep = anchors.sample_anchors(key, allowed, config.anchors)
+    batch, labels = anchors.make_blocks(
+        rows.tokens, rows.segments, rows.positions, supervised, rows.features, picked, keep, c.draft_length, c.block, config.anchor_rule)
+    warm = progress < config.ce_share
+    weights = losses.BlockLoss(jnp.where(warm, 1.0, w.ce), jnp.where(warm, 0.0, w.tv), w.confidence, w.selector, w.decay)
+    return losses.block_loss(
+        weights, model, params, model.block_outputs(params, batch), features.target_rows(hidden, labels.index), table, labels)
 
   def loss(params, batch, key, constants):
     tokens, segments = batch["tokens"], batch["segments"]
     taps, hidden, positions = features.target_features(target.decoder, constants["target"], tokens, segments, model.taps)
-    allowed = anchors.candidates(batch["answer"], segments)
-    picked, keep = anchors.sample_anchors(key, allowed, config.anchors)
-    blocks, labels = anchors.make_blocks(tokens, segments, positions, batch["answer"], taps, picked, keep, model.config.block)
-    target_logits = features.target_rows(target.decoder, constants["target"], hidden, labels.index)
-    out = model.block_outputs({**params, **constants["frozen"]}, blocks)
-    warm = batch["progress"] < config.ce_share
-    weights = losses.BlockLoss(jnp.where(warm, 1.0, w.ce), jnp.where(warm, 0.0, w.tv), w.confidence, w.decay)
-    return losses.block_loss(weights, out.logits, out.confidence, target_logits, labels)
+    rows = SerialBatch(taps, tokens, segments, positions)
+    inputs = ({**params, **constants["frozen"]}, rows, batch["answer"], hidden, head_table(constants["target"]))
+    return serial(*inputs) if isinstance(c, SerialConfig) else blocks(*inputs, key, batch["progress"])
 
   return loss
 
@@ -77,8 +88,9 @@ def main(argv):
   config, workdir = common.settings()
   target = specdec_jax.load_target(config.target)
   prompts = training_prompts(config, target)
-  counts = regenerate(target, prompts, workdir / "responses.jsonl", config.response_batch, config.max_new_tokens, config.temperature, config.seed)
-  rows = read_responses(workdir / "responses.jsonl")
+  responses = pathlib.Path(config.responses or workdir / "responses.jsonl")
+  counts = regenerate(target, prompts, responses, config.response_batch, config.max_new_tokens, config.temperature, config.seed)
+  rows = read_responses(responses)
   summary = {"responses": dict(counts), "response_tokens": sum(len(r["answer"]) for r in rows)}
   show(summary)
   rng = np.random.default_rng(config.seed)
@@ -86,11 +98,11 @@ def main(argv):
   packed = packing.pack(((rows[i]["prompt"], rows[i]["answer"]) for i in order), config.row_length)
 
   c = drafter_config(config, target)
-  model = BlockDrafter(c)
+  model = drafter_model(c)
   params = model.init_params(jax.random.key(config.seed))
-  frozen = {"embedding": target.params["embedding"], "head": {"kernel": target.params["embedding"]} if target.config.tied else target.params["head"]}
+  frozen = hub.target_tables(target)
   trainable = {k: v for k, v in params.items() if k not in FROZEN}
-  show({"trainable_parameters": sum(x.size for x in jax.tree.leaves(trainable)), "rows": len(packed.tokens)})
+  show({"drafter": config.name, "trainable_parameters": sum(x.size for x in jax.tree.leaves(trainable)), "rows": len(packed.tokens)})
   epochs = [np.random.default_rng([config.seed, e]).permutation(len(packed.tokens)) for e in range(config.steps * config.batch // len(packed.tokens) + 1)]
   sequence = np.concatenate(epochs)
 
@@ -115,7 +127,7 @@ def main(argv):
   folder = workdir / config.name
   specdec_jax.export(finished(trained), folder, dtype="bfloat16")
   (folder / "training.json").write_text(json.dumps(
-      {**summary, "steps": config.steps, "anchors": config.steps * config.batch * config.anchors, "target": target.hash}, indent=2) + "\n")
+      {**summary, "steps": config.steps, "anchors_a_row": config.anchors, "target_tokens": int(config.steps * config.batch * config.row_length), "target": target.hash}, indent=2) + "\n")
   show(f"written to {folder}")
 
 

@@ -14,22 +14,24 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.name = "dspark"
   c.target = "tiny"
   c.mask_token = "<|mask|>"
+  c.responses = ""  # a file of responses to share between runs; "": the run's own
   c.documents = 2500  # prompts a domain to regenerate
   c.max_new_tokens = 160
   c.response_batch = 128
   c.temperature = 1.0
   c.drafter = ml_collections.ConfigDict(dict(
-      layers=2, block=7, taps=(1, 4, 6), markov_rank=64, markov_head="vanilla", confidence=True, confidence_with_markov=True))
-  c.loss = ml_collections.ConfigDict(dict(ce=0.1, tv=0.9, confidence=1.0, decay=4.0))
+      kind="block", layers=2, block=7, taps=(1, 4, 6), head="markov", rank=64, confidence=True, confidence_with_head=True))
+  c.loss = ml_collections.ConfigDict(dict(ce=0.1, tv=0.9, confidence=1.0, selector=1.0, decay=4.0))
   c.ce_share = 0.25  # of the steps, cross-entropy alone: TV learns slowly while q is far from p
   c.row_length = 320
   c.batch = 6  # rows a step
   c.anchors = 48  # a row
-  c.steps = 1600
+  c.anchor_rule = "cumulative"
+  c.steps = 850  # 1.6 M target tokens
   c.learning_rate = 2e-3
   c.evaluation = "tiny"  # shipped prompts
   c.evaluation_prompts = 8  # a domain, at checkpoints
-  c.save_every = 400
+  c.save_every = 425
   if variant == "smoke":
     c.documents, c.response_batch, c.max_new_tokens, c.steps, c.anchors, c.evaluation_prompts = 8, 8, 16, 3, 8, 1
   return c

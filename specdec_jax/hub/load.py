@@ -78,7 +78,7 @@ def load_drafter(name_or_path: str | pathlib.Path, target: Target) -> Drafter:
       ("number of target layers", config.target_layers, target.config.layers)):
     if mine != theirs:
       raise ValueError(f"{name_or_path} was made for another target than {target.name}: {what} {mine}, not {theirs}")
-  mine, theirs = config.tokenizer_hash, target.tokenizer and target.tokenizer.hash
+  mine, theirs = config.tokenizer_hash, target.tokenizer and target.tokenizer.fingerprint()
   if mine and theirs and mine != theirs:
     raise ValueError(f"{name_or_path} was made for another tokenizer than {target.name}'s: hash {mine}, not {theirs}")
   with folder_lib.open_tensors(path) as tensors:

@@ -73,7 +73,11 @@ def vocab_terms(
   target_rows = jax.lax.stop_gradient(target_rows)
   logits = lambda x, t, index: jnp.where(index < vocab, project_vocab(x, t), -jnp.inf)
 
-  @jax.checkpoint
+  def over_chunks(step, carry):
+    if count == 1:  # Nothing to save by recomputing.
+      return step(carry, jax.tree.map(lambda x: x[0], tables))
+    return jax.lax.scan(lambda c, part: (jax.checkpoint(step)(c, part), None), carry, tables)[0]
+
   def normalise(carry, part):
     draft, target, values, ids, top, top_id = carry
     mine, theirs, index = part
@@ -86,21 +90,20 @@ def vocab_terms(
       ids = jnp.concatenate([ids, jnp.broadcast_to(index, u.shape)], -1)
       values, order = jax.lax.top_k(values, best)
       ids = jnp.take_along_axis(ids, order, -1)
-    return (draft, target, values, ids, top, top_id), None
+    return draft, target, values, ids, top, top_id
 
   none = jnp.full(rows.shape[:1], -jnp.inf)
   first = (none, none, jnp.full((len(rows), best), -jnp.inf), jnp.zeros((len(rows), best), jnp.int32), none,
            jnp.zeros(rows.shape[:1], jnp.int32))
-  (draft, target, _, ids, _, target_best), _ = jax.lax.scan(normalise, first, tables)
+  draft, target, _, ids, _, target_best = over_chunks(normalise, first)
 
-  @jax.checkpoint
   def compare(totals, part):
     mine, theirs, index = part
     logq, p = logits(rows, mine, index) - draft[:, None], jnp.exp(logits(target_rows, theirs, index) - target[:, None])
     cross, l1 = totals
-    return (cross - jnp.sum(p * jnp.where(index < vocab, logq, 0.0), -1), l1 + jnp.abs(jnp.exp(logq) - p).sum(-1)), None
+    return cross - jnp.sum(p * jnp.where(index < vocab, logq, 0.0), -1), l1 + jnp.abs(jnp.exp(logq) - p).sum(-1)
 
-  (cross, l1), _ = jax.lax.scan(compare, (jnp.zeros(rows.shape[:1]),) * 2, tables)
+  cross, l1 = over_chunks(compare, (jnp.zeros(rows.shape[:1]),) * 2)
   label = jnp.einsum("nd,nd->n", rows, table[labels], preferred_element_type=jnp.float32)
   return VocabTerms(draft - label, cross, l1, draft, target, ids, target_best)
 

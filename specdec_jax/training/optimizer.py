@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -21,7 +22,13 @@ def learning_rate(peak: float, steps: int, warmup_share: float = 0.04, final_sha
 def adamw(
     schedule: Callable, clip: float = 1.0, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 0.0,
 ) -> optax.GradientTransformation:
-  """AdamW behind a clipped global norm. Give it float32 parameters: they are the master weights, and a model that runs in
-  bfloat16 casts them inside its loss."""
+  """AdamW in float32 behind a global norm, clipped in the gradients' own dtype (as DeepSpec does). Give it float32
+  parameters: they are the master weights, and a model that runs in bfloat16 casts them inside its loss."""
+
+  def clipped(grads, _):
+    norm = optax.tree.norm(jax.tree.map(lambda g: jnp.linalg.norm(g.astype(jnp.float32)).astype(g.dtype), grads))
+    scale = jnp.minimum(1.0, clip / (norm + 1e-6))
+    return jax.tree.map(lambda g: (g * scale.astype(g.dtype)).astype(jnp.float32), grads)
+
   return optax.chain(
-      optax.clip_by_global_norm(clip), optax.adamw(schedule, b1=betas[0], b2=betas[1], eps=1e-8, weight_decay=weight_decay))
+      optax.stateless(clipped), optax.adamw(schedule, b1=betas[0], b2=betas[1], eps=1e-8, weight_decay=weight_decay))

@@ -69,7 +69,8 @@ def fit(
       last = i + 1 == steps
       saves = (i + 1) % save_every == 0 or last
       if (i + 1) % log_every == 0 or saves:  # What is saved has been looked at.
-        row = {"step": i + 1, "seconds": round(time.time() - began, 1), **{k: float(v) for k, v in metrics.items()}}
+        found = {k: float(v) for k, v in metrics.items()}  # Waits for the device.
+        row = {"step": i + 1, "seconds": round(time.time() - began, 1), **found}
         if not jnp.isfinite(row["loss"]):
           raise NonFiniteLoss(f"loss {row['loss']} at step {i + 1}, or in the {log_every} steps before it")
         log.write(json.dumps(row) + "\n")

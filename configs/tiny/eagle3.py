@@ -1,0 +1,18 @@
+"""Eagle3 for the embedded target: one layer, five taps, seven steps of training-time test.
+
+  python -m experiments.train_drafter --config=configs/tiny/eagle3.py --workdir=runs/tiny_eagle3
+
+Data, steps and optimizer are those of configs/tiny/dspark.py. Accepted lengths: README.
+"""
+
+import ml_collections
+
+from configs.tiny import dspark
+
+
+def get_config(variant: str = "full") -> ml_collections.ConfigDict:
+  c = dspark.get_config(variant)
+  c.name = "eagle3"
+  c.drafter = ml_collections.ConfigDict(dict(
+      kind="eagle3", taps=(0, 1, 3, 4, 6), steps=7, own_embedding=False))
+  return c
