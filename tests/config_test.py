@@ -96,8 +96,8 @@ def test_drafter_round_trip(change):
     ({"mask_token_id": None}, "lacks mask_token_id"), ({"mask_token_id": 100}, "outside the vocabulary"), ({"mask_token_id": -1}, "outside"),
     ({"eos_token_id": [5, 99]}, "end-of-sequence"), ({"pad_token_id": 99}, "padding"), ({"target_layer_ids": [2, 1]}, "increase strictly"),
     ({"target_layer_ids": [5]}, "below the last"), ({"target_layer_ids": []}, "target_layer_ids"), ({"markov_head_type": "lstm"}, "'lstm'"),
-    ({"markov_rank": 0}, "needs markov_rank"), ({"block_size": 0}, "block_size 0"), ({"model_type": "llama"}, "qwen3 family"),
-    ({"dflash_config": {}}, "dflash_config: this is another drafter layout")], ids=str)
+    ({"markov_rank": 0}, "markov_rank > 0"), ({"block_size": -1}, "block_size -1"), ({"model_type": "llama"}, "qwen3 family"),
+    ({"projector_type": "dspark"}, "SpecForge")], ids=str)
 def test_drafter_faults_are_named(change, message):
   with pytest.raises(ConfigError, match=message):
     DrafterConfig.from_published({**DRAFTER, **change})

@@ -71,7 +71,7 @@ def test_greedy_equality_whatever_is_drafted(plain, gamma):
       assert all(a == 0 and e == 1 for _, a, e in rounds)
 
 
-@pytest.mark.parametrize("options", [{}, {"markov_rank": 0, "confidence": False}, {"block": 1, "taps": (-1, 1)}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"block": 1, "taps": (-1, 1)}], ids=str)
 def test_greedy_equality_block_drafter(plain, options):
   """C25 with the real block drafter; alone, in a batch, with short drafts, scheduled, layers stacked."""
   target = toys.target()
@@ -246,7 +246,7 @@ def test_bad_prompts_leave_their_mates_alone(plain):
 
 def test_wrong_settings_are_named():
   target = toys.target()
-  drafter = toys.block_drafter(target, markov_rank=0, confidence=False)
+  drafter = toys.block_drafter(target, head="none", rank=0, confidence=False)
   run = lambda *args, **kw: specdec_jax.generate(target, *args, **kw)
   for message, call in {
       "prompt 0 is empty": lambda: run(None, [[]]),

@@ -6,10 +6,11 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.config import DrafterConfig, ModelConfig, Rotary
+from specdec_jax.config import DrafterConfig, ModelConfig, Rotary, SerialConfig
 from specdec_jax.drafters.base import Drafter, Proposal
 from specdec_jax.drafters.block import BlockDrafter
-from specdec_jax.models.decoder import Decoder
+from specdec_jax.drafters.serial import SerialDrafter
+from specdec_jax.models.decoder import Decoder, head_table
 from specdec_jax.models.target import Target
 from specdec_jax.verify import SparseDistribution
 
@@ -33,16 +34,39 @@ def target(seed: int = 0, stacked: bool = False, **changes) -> Target:
 @functools.lru_cache
 def block_drafter(owner: Target, seed: int = 1, **changes) -> Drafter:
   """A randomly initialised block drafter for `owner`; it shares the target's embedding and head."""
-  options = {"block": 5, "mask_id": 59, "taps": (0, 1), "markov_rank": 6, "confidence": True, **changes}
+  options = {"block": 5, "mask_id": 59, "taps": (0, 1), "head": "markov", "rank": 6, "confidence": True, **changes}
+  options.setdefault("confidence_with_head", bool(options["confidence"] and options["rank"]))
   c = DrafterConfig(model=dataclasses.replace(owner.config, layers=1, windows=(None,)), target_layers=owner.config.layers, **options)
   model = BlockDrafter(c)
   params = jax.jit(model.init_params)(jax.random.key(seed))
   params["embedding"], params["head"] = owner.params["embedding"], owner.params["head"]
   if c.confidence:
     params["confidence"]["kernel"] = jax.random.normal(jax.random.key(seed + 2), params["confidence"]["kernel"].shape)
-  if c.markov_rank:
-    params["markov"]["bias"] = jax.random.normal(jax.random.key(seed + 1), params["markov"]["bias"].shape)
+  for group, name in (("markov", "bias"), ("selector", "successor")):
+    if group in params:
+      params[group][name] = jax.random.normal(jax.random.key(seed + 1), params[group][name].shape)
+  for layer in (f"layers_{i}" for i in range(c.model.layers) if c.conv):
+    for conv in ("attention_conv", "mlp_conv"):
+      kernel = params[layer][conv]["dynamic"]["kernel"]
+      params[layer][conv]["dynamic"]["kernel"] = 0.2 * jax.random.normal(jax.random.key(seed + 3), kernel.shape)
   return Drafter("toy/block", c, model, params, "0")
+
+
+@functools.lru_cache
+def serial_drafter(owner: Target, kind: str, seed: int = 1, **changes) -> Drafter:
+  """A randomly initialised serial drafter for `owner`; it shares the target's embedding and head."""
+  taps = (0, 1) if kind == "eagle3" else (owner.config.layers - 1,)
+  options = {"steps": 4, "taps": taps, **changes}
+  c = SerialConfig(
+      model=dataclasses.replace(owner.config, layers=1, windows=(options.pop("window", None),)), kind=kind, target_layers=owner.config.layers, **options)
+  model = SerialDrafter(c)
+  params = jax.jit(model.init_params)(jax.random.key(seed))
+  params["embedding"], head = owner.params["embedding"], head_table(owner.params)
+  if c.draft_vocab:
+    params["draft_ids"] = jnp.sort(jax.random.permutation(jax.random.key(seed), owner.config.vocab)[: c.draft_vocab]).astype(jnp.int32)
+    head = head[params["draft_ids"]]
+  params["head"] = {"kernel": head}
+  return Drafter(f"toy/{kind}", c, model, params, "0")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,7 +100,7 @@ def serial_entries(c: SerialConfig) -> list[Entry]:
   if c.own_embedding:
     out += [Entry(("embedding",), ("embed_tokens.weight",), (m.vocab, m.width)), Entry(("head", "kernel"), ("lm_head.weight",), (rows, m.width))]
   if c.draft_vocab:
-    out.append(Entry(("draft_ids",), ("draft_ids",), (rows,)))
+    out.append(Entry(("draft_ids",), ("d2t",), (rows,)))
   names = {"embedding_norm": "input_layernorm" if eagle else "embedding_layernorm", "hidden_norm": "hidden_norm", "mlp_norm": "post_attention_layernorm"}
   if not eagle:
     names["attention_norm"] = "input_layernorm"

@@ -83,11 +83,15 @@ def load_drafter(name_or_path: str | pathlib.Path, target: Target) -> Drafter:
     raise ValueError(f"{name_or_path} was made for another tokenizer than {target.name}'s: hash {mine}, not {theirs}")
   with folder_lib.open_tensors(path) as tensors:
     params = layout.build(layout.drafter_entries(config), tensors.shapes, tensors.read, target.decoder.transposed)
-  if config.own_embedding:
+  if "draft_ids" in params:
+    params["draft_ids"] = _draft_ids(str(name_or_path), params["draft_ids"], config.model.vocab)
+  if config.own_embedding and "draft_ids" not in params:
     _check_embedding(str(name_or_path), target, params["embedding"])
   params = _on_device(params, target.dtype)
   if not config.own_embedding:
     params |= target_tables(target)
+    if "draft_ids" in params:
+      params["head"] = {"kernel": params["head"]["kernel"][params["draft_ids"]]}
   return Drafter(
       str(name_or_path), config, drafter_model(config, target.decoder.transposed, target.dtype), params,
       folder_lib.weights_hash(folder_lib.weight_files(path)))
@@ -140,6 +144,14 @@ def _known(shapes: dict[str, tuple[int, ...]], config: ModelConfig) -> dict[str,
 def _on_device(params, dtype: str):
   to = lambda x: jnp.asarray(np.asarray(x), None if np.issubdtype(np.asarray(x).dtype, np.integer) else dtype)
   return jax.tree.map(to, params)
+
+
+def _draft_ids(name: str, offsets: np.ndarray, vocab: int) -> np.ndarray:
+  """Target ids of a reduced draft vocabulary from the published offsets: draft id i is the target's i + offset."""
+  ids = np.arange(len(offsets)) + offsets
+  if len(np.unique(ids)) != len(ids) or ids.min() < 0 or ids.max() >= vocab:
+    raise ValueError(f"{name}: the table d2t does not give {len(ids)} different ids of the {vocab} of the target")
+  return ids.astype(np.int32)
 
 
 def _check_embedding(name: str, target: Target, table: np.ndarray) -> None:

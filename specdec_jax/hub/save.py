@@ -37,7 +37,10 @@ def export(drafter: Drafter, folder: str | pathlib.Path, layout: str | None = No
     raise ValueError(f"unknown layout {layout!r}: {', '.join(LAYOUTS)}")
   if layout not in (None, c.layout):
     raise ValueError(f"layout {layout!r} cannot hold {drafter.name}, whose parts need {c.layout!r}")
-  _save(pathlib.Path(folder), c.to_published(dtype), layout_lib.drafter_entries(c), drafter.params, drafter.model.transposed, dtype)
+  params = dict(drafter.params)
+  if "draft_ids" in params:  # Published as offsets.
+    params["draft_ids"] = np.asarray(params["draft_ids"]) - np.arange(len(params["draft_ids"]), dtype=np.int32)
+  _save(pathlib.Path(folder), c.to_published(dtype), layout_lib.drafter_entries(c), params, drafter.model.transposed, dtype)
 
 
 def _save(folder: pathlib.Path, config, entries, params, transposed: bool, dtype: str) -> None:

@@ -3,12 +3,13 @@
 import json
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from rich import progress
 
@@ -29,15 +30,35 @@ class NonFiniteLoss(FloatingPointError):
   """The loss was NaN or infinite; the message names the step."""
 
 
-def make_update(loss_fn: Callable, tx: optax.GradientTransformation) -> Callable:
+def window(batches: Sequence[Any], size: int) -> dict[str, Any]:
+  """Up to `size` micro-batches as one input of an accumulating update; a short last window is filled with repeats that do
+  not count."""
+  filled = [*batches, *batches[:1] * (size - len(batches))]
+  return {"batches": jax.tree.map(lambda *x: np.stack(x), *filled), "counts": np.arange(size) < len(batches)}
+
+
+def make_update(loss_fn: Callable, tx: optax.GradientTransformation, micro_batches: int = 1) -> Callable:
   """update(state, batch, constants) → (state, metrics), state donated.
 
   loss_fn(params, batch, key, constants) → (loss, metrics); `constants` is a pytree that is not trained (a frozen target).
+  micro_batches above 1: `batch` comes from `window`, and gradients are averaged over the micro-batches that count.
   """
+  gradient = jax.value_and_grad(loss_fn, has_aux=True)
+
+  def accumulated(params, batch, key, constants):
+    def step(total, part):
+      index, one, counts = part
+      found = gradient(params, one, jax.random.fold_in(key, index), constants)
+      return jax.tree.map(lambda t, x: t + jnp.where(counts, x, 0), total, found), None
+
+    parts = (jnp.arange(micro_batches), batch["batches"], batch["counts"])
+    like = jax.eval_shape(gradient, params, jax.tree.map(lambda x: x[0], batch["batches"]), key, constants)
+    total, _ = jax.lax.scan(step, jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), like), parts)
+    return jax.tree.map(lambda x: x / batch["counts"].sum(), total)
 
   def update(state: TrainState, batch, constants):
     key = jax.random.fold_in(state.key, state.step)
-    (loss, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, batch, key, constants)
+    (loss, metrics), grads = (gradient if micro_batches == 1 else accumulated)(state.params, batch, key, constants)
     change, optimizer = tx.update(grads, state.optimizer, state.params)
     state = state.replace(step=state.step + 1, params=optax.apply_updates(state.params, change), optimizer=optimizer)
     return state, {"loss": loss, "grad_norm": optax.tree.norm(grads), **metrics}
@@ -48,11 +69,12 @@ def make_update(loss_fn: Callable, tx: optax.GradientTransformation) -> Callable
 def fit(
     params, loss_fn: Callable, tx: optax.GradientTransformation, batch_at: Callable[[int], Any], steps: int,
     workdir: pathlib.Path, seed: int = 0, constants=None, log_every: int = 20, save_every: int = 200,
-    evaluate: Callable[[Any], dict[str, float]] | None = None,
+    evaluate: Callable[[Any], dict[str, float]] | None = None, micro_batches: int = 1,
 ) -> Any:
   """Trains `params` for `steps` updates and returns them; resumes from `workdir`'s last checkpoint.
 
-  batch_at(i) is the batch of update i, a pure function, so that the step alone is the data position. `evaluate(params)`
+  batch_at(i) is the batch of update i (a `window` of them with micro_batches above 1), a pure function, so that the step
+  alone is the data position. `evaluate(params)`
   runs at every checkpoint. Metrics go to workdir/metrics.jsonl. Raises NonFiniteLoss.
   """
   workdir.mkdir(parents=True, exist_ok=True)
@@ -60,7 +82,7 @@ def fit(
   params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)  # The update donates its state, never the caller's.
   state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), jax.random.key(seed))
   state = checkpoint.restore(checkpoints, state) or state
-  begin, update = int(state.step), make_update(loss_fn, tx)
+  begin, update = int(state.step), make_update(loss_fn, tx, micro_batches)
   began, log = time.time(), (workdir / "metrics.jsonl").open("a")
   with progress.Progress(*progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[note]}")) as bar, log:
     task = bar.add_task("training", total=steps, completed=begin, note="")
