@@ -5,7 +5,7 @@ Rounds come as one list per request. None stands for a figure whose denominator 
 
 import resource
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,25 @@ def acceptance(requests: Requests) -> dict[str, Any]:
 def macro_accepted_length(datasets: Mapping[str, Requests]) -> float | None:
   """Mean over data sets of accepted_length; a data set without a round counts nowhere."""
   return _mean(acceptance(requests)["accepted_length"] for requests in datasets.values())
+
+
+def bootstrap(statistic: Callable[..., float], *groups: Sequence, resamples: int = 1000, seed: int = 0) -> tuple[float, float]:
+  """The 95 % percentile interval of statistic(*groups) when the items (requests, documents) of each group are drawn anew.
+
+  Groups of one length are paired: they are resampled with the same indices, as methods on the same prompts must be.
+  """
+  rng, found = np.random.default_rng(seed), []
+  for _ in range(resamples):
+    drawn = {n: rng.integers(0, n, n) for n in sorted({len(g) for g in groups})}
+    found.append(statistic(*([g[i] for i in drawn[len(g)]] for g in groups)))
+  low, high = np.percentile(found, [2.5, 97.5])
+  return float(low), float(high)
+
+
+def accepted_length_ratio(requests: Requests, baseline: Requests) -> float:
+  """accepted_length over that of a baseline on the same prompts."""
+  lengths = [sum(e for r in rs for _, _, e in r) / max(sum(map(len, rs)), 1) for rs in (requests, baseline)]
+  return lengths[0] / lengths[1]
 
 
 def pooled(parts: Iterable[tuple[float, float]]) -> float | None:

@@ -29,6 +29,12 @@ def test_quickstart(tmp_path):
   assert (tmp_path / "report.md").exists() and (tmp_path / "speed.png").exists() and (tmp_path / "position_acceptance.png").exists()
 
 
+def test_compare_drafters(tmp_path):
+  start("compare_drafters", "--config=configs/tiny/compare.py:smoke", f"--workdir={tmp_path}")
+  text = (tmp_path / "comparison.md").read_text()
+  assert "macro" in text and "| tiny/dspark |" in text and "1.000 (1.000–1.000)" in text  # Against itself.
+
+
 def test_missing_weights_are_explained(tmp_path):
   done = start("quickstart", f"--workdir={tmp_path}", "--config=configs/tiny/quickstart.py:smoke", "--config.target=no/such/model", check=False)
   assert done.returncode != 0 and "neither a path nor a shipped model" in done.stderr and "Traceback" not in done.stderr

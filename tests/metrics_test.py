@@ -126,3 +126,12 @@ def test_peak_memory_is_in_bytes_and_never_falls():
 
 def test_every_figure_has_a_formula():
   assert set(metrics.acceptance(WORKED)) <= set(metrics.FORMULAS)
+
+
+def test_intervals_are_paired_by_document():
+  """Methods that differ by a constant factor on every document have a ratio without spread; unpaired ones would not."""
+  lengths = np.random.default_rng(0).integers(1, 5, 40).tolist()
+  rounds = lambda scale: [[(9, scale * e - 1, scale * e)] for e in lengths]
+  assert metrics.bootstrap(metrics.accepted_length_ratio, rounds(2), rounds(1), resamples=50) == (2.0, 2.0)
+  low, high = metrics.bootstrap(lambda x: float(np.mean(x)), np.random.default_rng(1).normal(size=400).tolist())
+  assert low < 0.06 and high > -0.06 and 0.15 < high - low < 0.25  # 2 · 1.96 / 20.

@@ -1,0 +1,21 @@
+"""Every shipped drafter of the embedded target on 100 prompts a domain (DSpark Table 1 and Figure 2 at tiny scale).
+
+  python -m experiments.compare_drafters --config=configs/tiny/compare.py --workdir=runs/tiny_compare
+
+2 CPU cores, fifteen minutes.
+"""
+
+import ml_collections
+
+from configs.tiny import quickstart
+
+
+def get_config(variant: str = "full") -> ml_collections.ConfigDict:
+  c = quickstart.get_config(variant)
+  c.drafters = ("tiny/dspark",)
+  c.baseline = "tiny/dspark"
+  c.prompts_per_dataset = 100
+  c.batch = 20
+  if variant == "smoke":
+    c.prompts_per_dataset, c.batch, c.max_new_tokens, c.temperatures = 2, 2, 8, (0.0,)
+  return c
