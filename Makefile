@@ -4,13 +4,17 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: quickstart test lint smollm2 clean
+.PHONY: quickstart test test-slow lint smollm2 clean
 
 quickstart: $(STAMP)
 	$(BIN)/python -m experiments.quickstart
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
+
+# What takes minutes: every shipped prompt, the training commands, the real model.
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

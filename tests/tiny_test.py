@@ -35,6 +35,7 @@ def greedy_text_is_the_targets_on_every_shipped_prompt():
   assert decode(target, None, texts[::6], 1) == plain[::6]
 
 
+@pytest.mark.slow
 def test_greedy_text_is_the_targets_on_every_shipped_prompt():
   """Contract 1: float32, batch 1 and batch 8, with and without the drafter: one text. In a process of its own, with the
   optimised code that users run: there is more to compute than to compile."""

@@ -27,11 +27,11 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.batch = 6  # rows a step
   c.anchors = 48  # a row
   c.anchor_rule = "cumulative"
-  c.steps = 850  # 1.6 M target tokens
+  c.steps = 1600
   c.learning_rate = 2e-3
   c.evaluation = "tiny"  # shipped prompts
   c.evaluation_prompts = 8  # a domain, at checkpoints
-  c.save_every = 425
+  c.save_every = 400
   if variant == "smoke":
     c.documents, c.response_batch, c.max_new_tokens, c.steps, c.anchors, c.evaluation_prompts = 8, 8, 16, 3, 8, 1
   return c
