@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -17,13 +18,13 @@ import specdec_jax
 from experiments import common
 from specdec_jax import hub, metrics
 from specdec_jax.config import DrafterConfig, SerialConfig
-from specdec_jax.data import corpus, packing
+from specdec_jax.data import corpus, feature_cache, packing
 from specdec_jax.data.prompts import chat_prompt, shipped_prompts
 from specdec_jax.data.regenerate import read_responses, regenerate
 from specdec_jax.drafters import BlockDrafter, SerialDrafter, drafter_model
 from specdec_jax.drafters.base import Drafter
 from specdec_jax.drafters.serial import SerialBatch
-from specdec_jax.models.decoder import head_table
+from specdec_jax.models.decoder import head_table, packed_view
 from specdec_jax.models.target import Target
 from specdec_jax.training import anchors, features, losses, trainer
 from specdec_jax.training.optimizer import adamw, learning_rate
@@ -75,12 +76,28 @@ def make_loss(config, target: Target, model: BlockDrafter | SerialDrafter):
 
   def loss(params, batch, key, constants):
     tokens, segments = batch["tokens"], batch["segments"]
-    taps, hidden, positions = features.target_features(target.decoder, constants["target"], tokens, segments, model.taps)
+    if "cached" in batch:
+      (taps, hidden), positions = feature_cache.restore(batch["cached"]), packed_view(tokens, segments)[0]
+    else:
+      taps, hidden, positions = features.target_features(target.decoder, constants["target"], tokens, segments, model.taps)
     rows = SerialBatch(taps, tokens, segments, positions)
     inputs = ({**params, **constants["frozen"]}, rows, batch["answer"], hidden, head_table(constants["target"]))
     return serial(*inputs) if isinstance(c, SerialConfig) else blocks(*inputs, key, batch["progress"])
 
   return loss
+
+
+def cached_features(config, target: Target, taps, packed: packing.Rows) -> feature_cache.FeatureCache | None:
+  """The feature cache that the configuration asks for, written where it is not there yet; None for features on the fly."""
+  if not config.feature_cache:
+    return None
+  folder = pathlib.Path(config.feature_cache)
+  try:
+    return feature_cache.open_cache(folder, target, taps, packed, config.feature_dtype)
+  except FileNotFoundError:
+    run = jax.jit(lambda params, *rows: features.target_features(target.decoder, params, *rows, taps)[:2])
+    compute = functools.partial(run, target.params)
+    return feature_cache.write(folder, target, taps, packed, config.feature_dtype, 32, compute)
 
 
 def main(argv):
@@ -106,9 +123,12 @@ def main(argv):
   epochs = [np.random.default_rng([config.seed, e]).permutation(len(packed.tokens)) for e in range(config.steps * config.batch // len(packed.tokens) + 1)]
   sequence = np.concatenate(epochs)
 
+  cache = cached_features(config, target, model.taps, packed)
+
   def batch_at(step):
     take = sequence[step * config.batch : (step + 1) * config.batch]
-    return {"tokens": packed.tokens[take], "segments": packed.segments[take], "answer": packed.answer[take], "progress": np.float32(step / config.steps)}
+    batch = {"tokens": packed.tokens[take], "segments": packed.segments[take], "answer": packed.answer[take], "progress": np.float32(step / config.steps)}
+    return batch if cache is None else batch | {"cached": cache.rows(take)}
 
   def finished(trained) -> Drafter:
     return Drafter(config.name, c, model, {**trained, **frozen}, "in training")
