@@ -29,7 +29,7 @@ from specdec_jax.models.target import Target
 from specdec_jax.training import anchors, features, losses, trainer
 from specdec_jax.training.optimizer import adamw, learning_rate
 
-FROZEN = ("embedding", "head")  # The target's, as published.
+FROZEN = ("embedding", "head", "draft_ids")  # The target's, as published.
 
 common.define("configs/tiny/dspark.py")
 
@@ -118,6 +118,10 @@ def main(argv):
   model = drafter_model(c)
   params = model.init_params(jax.random.key(config.seed))
   frozen = hub.target_tables(target)
+  if "draft_ids" in params:  # The most frequent tokens of the responses.
+    counts = np.bincount(packed.tokens[packed.answer], minlength=c.model.vocab)
+    frozen["draft_ids"] = jnp.asarray(np.sort(np.argsort(-counts, kind="stable")[: c.draft_vocab]), jnp.int32)
+    frozen["head"] = {"kernel": frozen["head"]["kernel"][frozen["draft_ids"]]}
   trainable = {k: v for k, v in params.items() if k not in FROZEN}
   show({"drafter": config.name, "trainable_parameters": sum(x.size for x in jax.tree.leaves(trainable)), "rows": len(packed.tokens)})
   epochs = [np.random.default_rng([config.seed, e]).permutation(len(packed.tokens)) for e in range(config.steps * config.batch // len(packed.tokens) + 1)]

@@ -171,7 +171,10 @@ class ModelConfig:
         eos=ids(config.get("eos_token_id")), pad=config.get("pad_token_id"))
 
   def to_published(self, dtype: str = "float32") -> dict[str, Any]:
-    """The config.json of this model, in the spelling of transformers 5."""
+    """The config.json of this model, in the spelling of transformers 5. Raises ConfigError for layers of different windows,
+    which it cannot say."""
+    if len({w for w in self.windows if w}) > 1:
+      raise ConfigError(f"layers with different sliding windows {self.windows} have no published spelling")
     return {
         "architectures": [FAMILIES[self.family]], "model_type": self.family, "vocab_size": self.vocab,
         "hidden_size": self.width, "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
@@ -265,12 +268,12 @@ class DrafterConfig:
     check_taps(self.taps, self.target_layers)
     if self.head not in HEADS:
       raise ConfigError(f"head {self.head!r} is not supported; known: {', '.join(HEADS)}")
-    if (self.rank > 0) != (self.head != "none"):
+    if self.rank < 0 or (self.rank > 0) != (self.head != "none"):
       raise ConfigError(f"head {self.head!r} with rank {self.rank}: a head needs a rank above 0, and no head none")
     if (self.candidates > 0) != (self.head == "selector") or self.candidates > self.model.vocab:
       raise ConfigError(f"selector_top_k {self.candidates} with head {self.head!r}: the selector, and it alone, needs 1 … {self.model.vocab}")
-    if self.conv < 0 or (self.conv and self.model.width % self.conv_group):
-      raise ConfigError(f"conv_group_size {self.conv_group} does not divide the width {self.model.width}")
+    if self.conv < 0 or self.conv_group < 1 or (self.conv and self.model.width % self.conv_group):
+      raise ConfigError(f"conv_kernel_size {self.conv}, conv_group_size {self.conv_group}: a group must divide the width {self.model.width}")
     if self.confidence_with_head and not (self.confidence and self.rank):
       raise ConfigError("confidence_head_with_markov needs enable_confidence_head and markov_rank > 0")
     if self.model.family != "qwen3":
@@ -285,7 +288,9 @@ class DrafterConfig:
   @classmethod
   def from_published(cls, config: Mapping[str, Any]) -> "DrafterConfig":
     """From a drafter's config.json, DeepSpec's or DFlash's (RELEASED_FORMATS §1.1, §2); the key `dflash_config` tells them."""
-    if "projector_type" in config or "projector_type" in (config.get("dflash_config") or {}):
+    if not isinstance(config.get("dflash_config", {}), Mapping):
+      raise ConfigError(f"dflash_config must be an object, not {config['dflash_config']!r}")
+    if "projector_type" in config or "projector_type" in config.get("dflash_config", {}):
       raise ConfigError("projector_type: this is SpecForge's drafter layout, which is not supported")
     return cls._from_dflash(config) if "dflash_config" in config else cls._from_deepspec(config)
 
@@ -310,7 +315,8 @@ class DrafterConfig:
     block = own.get("block_size", config.get("block_size"))
     if config.get("block_size", block) != block:
       raise ConfigError(f"block_size is {config['block_size']} at the top level and {block} in dflash_config")
-    _need({**config, **own, "block_size": block}, "block_size", "mask_token_id", "num_target_layers")
+    given = ("target_layer_ids",) if own.get("target_layer_ids") else ()
+    _need({**config, **own, "block_size": block}, "block_size", "mask_token_id", "num_target_layers", *given)
     if config.get("is_causal"):
       raise ConfigError("is_causal is true: a block drafter's attention is not causal")
     model = ModelConfig.from_published({**config, "tie_word_embeddings": False})
@@ -344,7 +350,7 @@ class DrafterConfig:
 
   def _to_dflash(self) -> dict[str, Any]:
     own = {"block_size": self.block, "mask_token_id": self.mask_id, "target_layer_ids": list(self.taps)}
-    if self.conv:
+    if self.conv or self.conv_group != 16:
       own |= {"conv_kernel_size": self.conv, "conv_group_size": self.conv_group}
     if self.head == "selector":
       own |= {"selector_rank": self.rank, "selector_top_k": self.candidates}
@@ -371,9 +377,14 @@ def spread_taps(target_layers: int, count: int) -> tuple[int, ...]:
 
 
 def _need(config: Mapping[str, Any], *keys: str) -> None:
+  """Raises ConfigError for keys that are missing or, all being numbers of something, are no integers."""
   missing = [k for k in keys if config.get(k) is None]
   if missing:
     raise ConfigError(f"the drafter's config.json lacks {', '.join(missing)}")
+  integers = lambda x: all(type(i) is int for i in x) if isinstance(x, (list, tuple)) else type(x) is int
+  for k in keys:
+    if not integers(config[k]) or isinstance(config[k], (list, tuple)) != (k == "target_layer_ids"):
+      raise ConfigError(f"{k} is {config[k]!r}: expected {'a list of layer numbers' if k == 'target_layer_ids' else 'an integer'}")
 
 
 KINDS = ("eagle3", "mtp")
@@ -434,7 +445,7 @@ class SerialConfig:
       raise ConfigError("ttt_length beside a block drafter's keys: which drafter is this?")
     return cls(
         model=ModelConfig.from_published(config), kind=kind, taps=tuple(config["target_layer_ids"]), target_layers=config["num_target_layers"],
-        steps=config["ttt_length"], step_decay=config.get("step_loss_decay", 0.8), draft_vocab=config.get("draft_vocab_size") or 0,
+        steps=config["ttt_length"], step_decay=config.get("step_loss_decay") or 0.8, draft_vocab=config.get("draft_vocab_size") or 0,
         own_embedding=bool(config.get("own_embedding", True)), tokenizer_hash=config.get("tokenizer_hash"))
 
   def to_published(self, dtype: str = "float32") -> dict[str, Any]:

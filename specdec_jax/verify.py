@@ -83,11 +83,12 @@ def _at(p: Float["B L V"], tokens: Int["B L"]) -> Float["B L"]:
 def acceptance(p, q, drafts: Int["B L"]) -> Float["B L"]:
   """min(1, p_k/q_k), the probability that draft k stands given that all before it do (Leviathan et al., Alg. 1).
 
-  A draft that q could not give stands if p gives it at all; one that p does not give never stands.
+  A draft that q could not give stands if p gives it at all; one that p does not give, or whose q is no number,
+  never stands.
   """
   target = _at(p[:, :-1], drafts)
   proposed = q.at(drafts) if isinstance(q, SparseDistribution) else _at(q, drafts)
-  return jnp.where(proposed > target, target / jnp.where(proposed > 0, proposed, 1.0), target > 0)
+  return jnp.where(proposed > target, target / jnp.where(proposed > 0, proposed, 1.0), (target > 0) & (proposed >= 0))
 
 
 def accepted_prefix(p, q, drafts: Int["B L"], lengths: Int["B"], uniforms: Float["B L"]) -> Int["B"]:

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import specdec_jax
-from specdec_jax.config import HEADS, ConfigError, DrafterConfig
+from specdec_jax.config import HEADS, ConfigError, DrafterConfig, drafter_config
 from specdec_jax.drafters.heads import BiasHead, SelectorHead
 from specdec_jax.drafters.serial import SerialBatch
 from specdec_jax.hub import save_target
@@ -33,7 +33,7 @@ BLOCKS = {
     "gated": {"head": "gated"}, "rnn + conv": {"head": "rnn", "conv": 2, "conv_group": 8, **OURS},
     "dflash2": {**SELECTOR, "conv": 2, "conv_group": 8, "confidence": False, "anchor_predicts": False},
     "selector + confidence": {**SELECTOR, "confidence": True}, "windowed": {"window": 6}}
-SERIAL = {"eagle3": {}, "mtp": {"steps": 1}, "eagle3 reduced, windowed": {"draft_vocab": 40, "window": 5}}
+SERIAL = {"eagle3": {}, "mtp": {"steps": 1}, "eagle3 reduced, windowed": {"draft_vocab": 40, "window": 3}}
 
 
 def make(name, target=None):
@@ -122,6 +122,13 @@ def test_serial_training_equals_decoding():
     piece = model.extend(drafter.params, piece, taps[:1, 4:9], TOKENS[:1, 4:9], positions[:1, 4:9], jnp.array([3]))
     again = model.propose(drafter.params, piece, TOKENS[:1, 7], jnp.array([7]), sampling.position_keys(jnp.array([0]), model.draft_length), sampling)
     np.testing.assert_allclose(again.q, q.q, atol=1e-5)
+    # Every further step, with the drafts as the true tokens; two rows more, so that the window cuts the past.
+    drafted = TOKENS.at[0, 8 : 8 + model.draft_length].set(q.drafts[0])
+    one = jnp.ones_like(SEGMENTS)
+    taps, _, positions = features.target_features(target.decoder, target.params, drafted, one, model.taps)
+    out = model.block_outputs(drafter.params, SerialBatch(taps, drafted, one, positions))
+    taught = model.network.apply({"params": drafter.params}, out.hidden, method="logits")[0, 6]
+    np.testing.assert_allclose(q.q[0], jax.nn.softmax(taught), atol=1e-5)
 
 
 def test_every_combination_is_one_config_away():
@@ -287,3 +294,26 @@ def test_another_tokenizer_is_refused(tmp_path):
   specdec_jax.export(specdec_jax.drafters.base.Drafter("x", c, model, params, ""), tmp_path)
   with pytest.raises(ValueError, match="another tokenizer than tiny's: hash 0123456789abcdef"):
     specdec_jax.load_drafter(tmp_path, target)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"dflash_config": None}, "dflash_config must be an object"), ({"ttt_length": 1.5}, "ttt_length is 1.5: expected an integer"),
+    ({"ttt_length": 3, "target_layer_ids": 0}, "target_layer_ids is 0: expected a list"), ({"ttt_length": 3, "markov_rank": 4}, "which drafter is this")], ids=str)
+def test_config_faults_of_the_wrong_type_are_named(changes, message):
+  base = make("eagle3").config.to_published()
+  config = {**base, **changes} if "ttt_length" in changes else {**{k: v for k, v in base.items() if k != "ttt_length"}, **changes}
+  with pytest.raises(ConfigError, match=message):
+    drafter_config(config)
+
+
+def test_reduced_vocabulary_is_measured_on_the_whole():
+  """A target whose mass lies where nothing can be drafted: the drafter is never right, whatever it says."""
+  target, drafter = toys.target(), make("eagle3 reduced, windowed")
+  ids = np.asarray(drafter.params["draft_ids"])
+  outside = int(np.setdiff1d(np.arange(61), ids)[0])
+  table = jnp.zeros((61, 32)).at[outside].set(10.0)
+  taps, _, positions = features.target_features(target.decoder, target.params, TOKENS, SEGMENTS, drafter.model.taps)
+  batch = SerialBatch(taps, TOKENS, SEGMENTS, positions)
+  out = drafter.model.block_outputs(drafter.params, batch)
+  total, found = losses.serial_loss(0.8, drafter.model, drafter.params, out, batch, ANSWER, jnp.ones((2, 18, 32)), table)
+  assert np.isfinite(float(total)) and float(found["accept_rate@0"]) < 1e-5 and float(found["accuracy@0"]) == 0.0

@@ -201,3 +201,12 @@ def test_wrong_arguments_are_named():
     verify.accept(p, jnp.ones((1, 3, 3)) / 3, drafts, lengths, keys)
   with pytest.raises(ValueError, match=r"p \[B,L\+1,V\]"):
     verify.accept(p[:, :1], q, drafts, lengths, keys)
+
+
+def test_a_draft_without_a_number_never_stands():
+  """q that is NaN: rejected, and the next token comes from the target."""
+  p = jnp.asarray([[[0.1, 0.9], [0.5, 0.5]]])
+  q = jnp.full((1, 1, 2), jnp.nan)
+  drafts = jnp.zeros((1, 1), jnp.int32)
+  assert float(verify.acceptance(p, q, drafts)[0, 0]) == 0.0
+  np.testing.assert_allclose(verify.next_distribution(p, q, jnp.zeros(1, jnp.int32), jnp.ones(1, jnp.int32)), p[:, 0])

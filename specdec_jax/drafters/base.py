@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import flax.struct
 
-from specdec_jax.config import DrafterConfig
+from specdec_jax.config import DrafterConfig, SerialConfig
 from specdec_jax.sampling import Sampling
 from specdec_jax.typing import Float, Int, Key
 from specdec_jax.verify import SparseDistribution
@@ -23,8 +23,8 @@ class Proposal:
 
 @flax.struct.dataclass
 class DraftOutputs:
-  """Teacher-forced outputs of training blocks. hidden [B,A,L,D]; rows [B,A,L,D'] whose products with the model's `table`
-  are the draft logits; embedded [B,A,L,R]: previous tokens as the sequential head sees them, or None; confidence [B,A,L]
+  """Teacher-forced outputs of training blocks (of a serial drafter: A = S columns, L steps). hidden [B,A,L,D]; rows
+  [B,A,L,D], or D+R beside a bias head: their products with the model's `table` are the draft logits; embedded [B,A,L,R]: previous tokens as the sequential head sees them, or None; confidence [B,A,L]
   logits or None."""
 
   hidden: Float["B A L D"]
@@ -57,7 +57,7 @@ class Drafter:
   """A drafter attached to a target: its functions, parameters, configuration and origin."""
 
   name: str
-  config: DrafterConfig
+  config: DrafterConfig | SerialConfig
   model: DraftModel
   params: Any
   hash: str

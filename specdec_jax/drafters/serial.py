@@ -100,14 +100,13 @@ class SerialNetwork(nn.Module):
 
   def __call__(self, batch: SerialBatch) -> DraftOutputs:
     """Training-time test: step s of column i reads the token i+1+s and the output of step s−1 of the same column; it sees
-    the true past (step 0 of the columns up to i) and its own column's earlier steps (Eagle3 §3)."""
+    the true past (step 0 of the columns up to i, within the window) and its own column's earlier steps (Eagle3 §3)."""
     c = self.config
     size = batch.tokens.shape[1]
     ahead = lambda x, s: jnp.pad(x[:, s:], ((0, 0), (0, min(s, size))))
     causal = (jnp.arange(size)[:, None] >= jnp.arange(size)) & (batch.segments[:, :, None] == batch.segments[:, None])
     window = c.model.windows[0]
-    if window is not None:
-      causal &= batch.positions[:, :, None] - batch.positions[:, None] < window
+    distance = batch.positions[:, :, None] - batch.positions[:, None]
     hidden, own, out = self.fused(batch.features), [], []
     for s in range(c.steps):
       x, h = self.pair(hidden, ahead(batch.tokens, s + 1))
@@ -117,7 +116,11 @@ class SerialNetwork(nn.Module):
       else:
         own.append((k, v))
       valid = (ahead(batch.segments, s) == batch.segments) & (batch.segments > 0)
-      attended = attend_own(self.queries(h, batch.positions + s), *past, causal & valid[..., None], own, valid)
+      near = causal & valid[..., None]
+      if window is not None:
+        near &= distance + s < window
+      recent = own if window is None else own[max(len(own) - window, 0) :]
+      attended = attend_own(self.queries(h, batch.positions + s), *past, near, recent, valid)
       hidden = self.finish(x, attended)
       out.append(hidden)
     hidden = jnp.stack(out, 2)

@@ -85,7 +85,7 @@ def load_drafter(name_or_path: str | pathlib.Path, target: Target) -> Drafter:
     params = layout.build(layout.drafter_entries(config), tensors.shapes, tensors.read, target.decoder.transposed)
   if "draft_ids" in params:
     params["draft_ids"] = _draft_ids(str(name_or_path), params["draft_ids"], config.model.vocab)
-  if config.own_embedding and "draft_ids" not in params:
+  if config.own_embedding:
     _check_embedding(str(name_or_path), target, params["embedding"])
   params = _on_device(params, target.dtype)
   if not config.own_embedding:

@@ -28,6 +28,8 @@ def candidates(supervised: Bool["B S"], segments: Int["B S"], rule: str = "cumul
   "whole_block" (NeMo): the token is supervised and all `block` slots lie in its text.
   """
   check_rule(rule)
+  if block > segments.shape[1]:
+    return jnp.zeros(supervised.shape, bool)
   ahead = block - 1 if rule == "whole_block" else 1
   later = jnp.pad(segments[:, ahead:], ((0, 0), (0, ahead)))
   inside = (segments == later) & (segments > 0)

@@ -62,10 +62,13 @@ class VocabTerms:
 
 def vocab_terms(
     rows: Float["N D"], table: Float["V D"], target_rows: Float["N D"], target_table: Float["V D"], labels: Int["N"], best: int = 0,
-    chunk: int = 4096,
+    chunk: int = 4096, whole_lse: Float["N"] | None = None,
 ) -> VocabTerms:
   """The terms of q = softmax(rows · tableᵀ) and p = softmax(target_rows · target_tableᵀ), float32, over `chunk` vocabulary
-  entries at a time, recomputed for the gradient: memory does not grow with the vocabulary. No gradient reaches p."""
+  entries at a time, recomputed for the gradient: memory does not grow with the vocabulary. No gradient reaches p.
+
+  whole_lse: where the tables hold a part of the vocabulary only, the target's log normaliser over all of it; `l1` is then
+  the distance to the whole p, of which q covers a part, while `cross` keeps the part's own p."""
   vocab, chunk = table.shape[0], min(chunk, table.shape[0])
   count = -(-vocab // chunk)
   pad = lambda t: jnp.pad(t, ((0, count * chunk - vocab), (0, 0))).reshape(count, chunk, -1)
@@ -101,9 +104,10 @@ def vocab_terms(
     mine, theirs, index = part
     logq, p = logits(rows, mine, index) - draft[:, None], jnp.exp(logits(target_rows, theirs, index) - target[:, None])
     cross, l1 = totals
-    return cross - jnp.sum(p * jnp.where(index < vocab, logq, 0.0), -1), l1 + jnp.abs(jnp.exp(logq) - p).sum(-1)
+    return cross - jnp.sum(p * jnp.where(index < vocab, logq, 0.0), -1), l1 + jnp.abs(jnp.exp(logq) - p * share[:, None]).sum(-1)
 
-  cross, l1 = over_chunks(compare, (jnp.zeros(rows.shape[:1]),) * 2)
+  share = jnp.ones(rows.shape[:1]) if whole_lse is None else jnp.exp(target - whole_lse)
+  cross, l1 = over_chunks(compare, (jnp.zeros(rows.shape[:1]), 1 - share))
   label = jnp.einsum("nd,nd->n", rows, table[labels], preferred_element_type=jnp.float32)
   return VocabTerms(draft - label, cross, l1, draft, target, ids, target_best)
 
@@ -171,10 +175,15 @@ def serial_loss(
   mask = jnp.stack([together(s) for s in range(steps)], -1)
   stacked = lambda x, first: jnp.stack([ahead(x, first + s) for s in range(steps)], 2)
   target_rows = stacked(target_hidden, 1)
-  if "draft_ids" in params:  # The target's distribution over the ids that can be drafted.
-    target_table = target_table[params["draft_ids"]]
   flat = lambda x: x.reshape(-1, x.shape[-1])
-  terms = vocab_terms(flat(out.rows), model.table(params), flat(target_rows), target_table, jnp.zeros((mask.size,), jnp.int32), 1)
+  none, whole = jnp.zeros((mask.size,), jnp.int32), None
+  if "draft_ids" in params:  # Trained on the target's distribution over the ids that can be drafted, measured on the whole.
+    whole = vocab_terms(flat(target_rows), target_table, flat(target_rows), target_table, none)
+    target_table = target_table[params["draft_ids"]]
+  terms = vocab_terms(
+      flat(out.rows), model.table(params), flat(target_rows), target_table, none, 1, whole_lse=None if whole is None else whole.target_lse)
+  if whole is not None:
+    terms = terms.replace(ids=params["draft_ids"][terms.ids], target_best=whole.target_best)
   terms = jax.tree.map(lambda x: x.reshape(*mask.shape, *x.shape[1:]), terms)
   losses = jnp.sum(terms.cross * mask, (0, 1)) / supervised.size
   per_step = lambda x: (x * mask).sum((0, 1)) / jnp.maximum(mask.sum((0, 1)), 1)

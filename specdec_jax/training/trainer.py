@@ -32,7 +32,9 @@ class NonFiniteLoss(FloatingPointError):
 
 def window(batches: Sequence[Any], size: int) -> dict[str, Any]:
   """Up to `size` micro-batches as one input of an accumulating update; a short last window is filled with repeats that do
-  not count."""
+  not count. Raises ValueError for none, or for more than `size`."""
+  if not 0 < len(batches) <= size:
+    raise ValueError(f"a window of {size} micro-batches cannot hold {len(batches)}")
   filled = [*batches, *batches[:1] * (size - len(batches))]
   return {"batches": jax.tree.map(lambda *x: np.stack(x), *filled), "counts": np.arange(size) < len(batches)}
 
@@ -41,7 +43,8 @@ def make_update(loss_fn: Callable, tx: optax.GradientTransformation, micro_batch
   """update(state, batch, constants) → (state, metrics), state donated.
 
   loss_fn(params, batch, key, constants) → (loss, metrics); `constants` is a pytree that is not trained (a frozen target).
-  micro_batches above 1: `batch` comes from `window`, and gradients are averaged over the micro-batches that count.
+  micro_batches above 1: `batch` comes from `window`, and gradients, loss and metrics (counts too) are means over the
+  micro-batches that count, as DeepSpec averages them: each has its own denominators.
   """
   gradient = jax.value_and_grad(loss_fn, has_aux=True)
 
