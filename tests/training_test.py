@@ -180,6 +180,7 @@ def test_resume_gives_the_same_numbers(tmp_path):
   fit(tmp_path / "parts", 6)
   parts = fit(tmp_path / "parts", 12)
   np.testing.assert_array_equal(whole["w"], parts["w"])
+  assert list((tmp_path / "whole" / "tensorboard").glob("events*"))
   logs = [[json.loads(line) for line in (tmp_path / n / "metrics.jsonl").read_text().splitlines()] for n in ("whole", "parts")]
   drop = lambda rows: [{k: v for k, v in r.items() if k != "seconds"} for r in rows]
   assert drop(logs[0]) == drop(logs[1]) and len(logs[0]) == 12

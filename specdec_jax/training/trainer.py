@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import tensorboardX
 from rich import progress
 
 from specdec_jax.training import checkpoint
@@ -78,7 +79,8 @@ def fit(
 
   batch_at(i) is the batch of update i (a `window` of them with micro_batches above 1), a pure function, so that the step
   alone is the data position. `evaluate(params)`
-  runs at every checkpoint. Metrics go to workdir/metrics.jsonl. Raises NonFiniteLoss.
+  runs at every checkpoint. Metrics go to workdir/metrics.jsonl and, for TensorBoard, to workdir/tensorboard. Raises
+  NonFiniteLoss.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   checkpoints = checkpoint.manager(workdir / "checkpoints")
@@ -87,7 +89,16 @@ def fit(
   state = checkpoint.restore(checkpoints, state) or state
   begin, update = int(state.step), make_update(loss_fn, tx, micro_batches)
   began, log = time.time(), (workdir / "metrics.jsonl").open("a")
-  with progress.Progress(*progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[note]}")) as bar, log:
+  board = tensorboardX.SummaryWriter(str(workdir / "tensorboard"))
+
+  def write(row):
+    log.write(json.dumps(row) + "\n")
+    log.flush()
+    for name, value in row.items():
+      if name != "step":
+        board.add_scalar(name, value, row["step"])
+
+  with board, progress.Progress(*progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[note]}")) as bar, log:
     task = bar.add_task("training", total=steps, completed=begin, note="")
     for i in range(begin, steps):
       state, metrics = update(state, batch_at(i), constants)
@@ -98,15 +109,13 @@ def fit(
         row = {"step": i + 1, "seconds": round(time.time() - began, 1), **found}
         if not jnp.isfinite(row["loss"]):
           raise NonFiniteLoss(f"loss {row['loss']} at step {i + 1}, or in the {log_every} steps before it")
-        log.write(json.dumps(row) + "\n")
-        log.flush()
+        write(row)
         bar.update(task, completed=i + 1, note=f"loss {row['loss']:.4f}")
       if saves:
         checkpoint.save(checkpoints, i + 1, state)
         if evaluate is not None:
           found = {"step": i + 1, **evaluate(state.params)}
-          log.write(json.dumps(found) + "\n")
-          log.flush()
+          write(found)
           bar.console.print(found)
   checkpoints.wait_until_finished()
   checkpoints.close()
