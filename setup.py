@@ -20,7 +20,7 @@ setuptools.setup(
     install_requires=[
         "jax>=0.10", "flax>=0.12", "optax>=0.2.5", "orbax-checkpoint>=0.11", "absl-py>=2", "ml_collections>=1", "numpy>=2",
         "ml_dtypes>=0.5", "tensorflow-datasets>=4.9.9", "array_record>=0.8", "grain>=0.2.12", "safetensors>=0.5",
-        "tokenizers>=0.21", "jinja2>=3.1", "matplotlib>=3.9", "rich>=13.9", "tensorboardX>=2.6",
+        "tokenizers>=0.21", "jinja2>=3.1", "matplotlib>=3.9", "rich>=13.9", "tensorboardX>=2.6", "importlib_resources>=6",
     ],
     extras_require={
         "dev": ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6", "chex>=0.1.89", "ruff>=0.9"],

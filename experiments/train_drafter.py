@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import json
 import pathlib
 
@@ -18,7 +19,7 @@ import specdec_jax
 from experiments import common
 from specdec_jax import hub, metrics
 from specdec_jax.config import DrafterConfig, SerialConfig
-from specdec_jax.data import corpus, feature_cache, packing
+from specdec_jax.data import corpus, feature_cache, packing, pipeline
 from specdec_jax.data.prompts import chat_prompt, shipped_prompts
 from specdec_jax.data.regenerate import read_responses, regenerate
 from specdec_jax.drafters import BlockDrafter, SerialDrafter, drafter_model
@@ -87,6 +88,20 @@ def make_loss(config, target: Target, model: BlockDrafter | SerialDrafter):
   return loss
 
 
+def training_rows(config, target: Target, responses: list[dict], folder: pathlib.Path):
+  """The responses, shuffled, packed and stored as a data set, or the stored ones: (rows by number, all of them in memory)."""
+  digest = hashlib.sha256(json.dumps([[r["prompt"], r["answer"]] for r in responses]).encode()).hexdigest()[:16]
+  facts = {"target": target.hash, "tokenizer": target.tokenizer.fingerprint(), "responses": digest, "row_length": config.row_length, "seed": config.seed}
+  try:
+    stored, _ = pipeline.open_rows(folder, facts)
+  except FileNotFoundError:
+    order = np.random.default_rng(config.seed).permutation(len(responses))
+    packed = packing.pack(((responses[i]["prompt"], responses[i]["answer"]) for i in order), config.row_length)
+    pipeline.write_rows(folder, packed, facts)
+    stored, _ = pipeline.open_rows(folder, facts)
+  return stored, pipeline.all_rows(stored)
+
+
 def cached_features(config, target: Target, taps, packed: packing.Rows) -> feature_cache.FeatureCache | None:
   """The feature cache that the configuration asks for, written where it is not there yet; None for features on the fly."""
   if not config.feature_cache:
@@ -110,9 +125,7 @@ def main(argv):
   rows = read_responses(responses)
   summary = {"responses": dict(counts), "response_tokens": sum(len(r["answer"]) for r in rows)}
   show(summary)
-  rng = np.random.default_rng(config.seed)
-  order = rng.permutation(len(rows))
-  packed = packing.pack(((rows[i]["prompt"], rows[i]["answer"]) for i in order), config.row_length)
+  stored, packed = training_rows(config, target, rows, workdir / "rows")
 
   c = drafter_config(config, target)
   model = drafter_model(c)
@@ -124,15 +137,15 @@ def main(argv):
     frozen["head"] = {"kernel": frozen["head"]["kernel"][frozen["draft_ids"]]}
   trainable = {k: v for k, v in params.items() if k not in FROZEN}
   show({"drafter": config.name, "trainable_parameters": sum(x.size for x in jax.tree.leaves(trainable)), "rows": len(packed.tokens)})
-  epochs = [np.random.default_rng([config.seed, e]).permutation(len(packed.tokens)) for e in range(config.steps * config.batch // len(packed.tokens) + 1)]
-  sequence = np.concatenate(epochs)
-
   cache = cached_features(config, target, model.taps, packed)
 
+  stream = pipeline.batches(stored, config.batch, config.seed)
+
   def batch_at(step):
-    take = sequence[step * config.batch : (step + 1) * config.batch]
-    batch = {"tokens": packed.tokens[take], "segments": packed.segments[take], "answer": packed.answer[take], "progress": np.float32(step / config.steps)}
-    return batch if cache is None else batch | {"cached": cache.rows(take)}
+    batch = stream[step]
+    row = batch.pop("row")
+    batch["progress"] = np.float32(step / config.steps)
+    return batch if cache is None else batch | {"cached": cache.rows(row)}
 
   def finished(trained) -> Drafter:
     return Drafter(config.name, c, model, {**trained, **frozen}, "in training")
