@@ -49,7 +49,10 @@ def make(name, target=None):
   return dataclasses.replace(drafter, config=c, model=dataclasses.replace(drafter.model, config=c))
 
 
-@pytest.mark.parametrize("name", [*BLOCKS, *SERIAL])
+QUICK = ("dflash2", "rnn + conv", "eagle3 reduced, windowed")  # Between them every part; the others are slow.
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in [*BLOCKS, *SERIAL]])
 def test_text_is_the_targets(name):
   """Greedy: token for token, a batch of mixed lengths. Sampled: a request's tokens do not depend on its neighbours."""
   target, prompts = toys.target(), [[3, 1, 4], [2] * 9, [5, 6, 7, 8, 9]]
@@ -131,6 +134,7 @@ def test_serial_training_equals_decoding():
     np.testing.assert_allclose(q.q[0], jax.nn.softmax(taught), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_combination_is_one_config_away():
   """Convolution × head × confidence × slot convention: all describe themselves, all give a loss with a gradient."""
   target = toys.target()

