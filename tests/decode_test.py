@@ -107,7 +107,7 @@ def test_sampled_rounds_follow_the_target():
   """First two tokens of many requests, with and without drafts, against the enumerated distribution (contract 3)."""
   target = toys.target(vocab=7, eos=())
   drafter = toys.block_drafter(target, mask_id=6, block=3)
-  prompt, n = [1, 2, 3], 4096
+  prompt, n = [1, 2, 3], 2048
   p1 = np.asarray(distribution(target.forward([prompt]).logits[:, -1], make_sampling(1, 7, 0.8, top_p=0.95))[0])
   after = target.forward([[*prompt, v] for v in range(7)]).logits[:, -1]
   p2 = np.asarray(distribution(after, make_sampling(7, 7, 0.8, top_p=0.95)))

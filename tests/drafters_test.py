@@ -26,6 +26,7 @@ from tests import toys
 TOKENS = jnp.asarray((np.arange(36).reshape(2, 18) * 11 + 5) % 59, jnp.int32)
 SEGMENTS = jnp.asarray([[1] * 10 + [2] * 8, [1] * 13 + [0] * 5], jnp.int32)
 ANSWER = SEGMENTS > 0
+FEATURES = jax.jit(features.target_features, static_argnums=(0, 4))
 OURS = {"own_embedding": False}
 SELECTOR = {"head": "selector", "rank": 6, "candidates": 4, **OURS}
 BLOCKS = {
@@ -85,15 +86,15 @@ def test_drafts_come_from_q(name):
 def test_training_equals_decoding():
   """Teacher-forced logits of a block are those that decoding gives when the true tokens are drafted."""
   target = toys.target()
-  taps, _, positions = features.target_features(target.decoder, target.params, TOKENS, SEGMENTS, (0, 1))
+  taps, _, positions = FEATURES(target.decoder, target.params, TOKENS, SEGMENTS, (0, 1))
   for name in ("rnn + conv", "dflash2"):
     drafter = make(name)
     c, model = drafter.config, drafter.model
     batch, _ = anchors.make_blocks(
         TOKENS, SEGMENTS, positions, ANSWER, taps, jnp.asarray([[0, 7]] * 2), jnp.ones((2, 2), bool), c.draft_length, c.block)
-    out = model.block_outputs(drafter.params, batch)
-    apply = functools.partial(model.network.apply, {"params": drafter.params})
-    state = model.extend(drafter.params, model.init_state(1, 24), taps[:1, :7], None, positions[:1, :7], jnp.array([7]))
+    out = jax.jit(model.block_outputs)(drafter.params, batch)
+    apply = functools.partial(jax.jit(model.network.apply, static_argnames="method"), {"params": drafter.params})
+    state = jax.jit(model.extend)(drafter.params, model.init_state(1, 24), taps[:1, :7], None, positions[:1, :7], jnp.array([7]))
     inputs = (list(zip(state.keys, state.values)), jnp.arange(24)[None], TOKENS[:1, 7:8], 7 + jnp.arange(c.block)[None, None], (jnp.arange(24) < 7)[None, None], jnp.ones((1, 1), bool))
     hidden = apply(*inputs, method="hidden")[:, 0]
     np.testing.assert_allclose(hidden[0], out.hidden[0, 1], atol=1e-5)
@@ -113,24 +114,24 @@ def test_serial_training_equals_decoding():
   for name in ("eagle3", "eagle3 reduced, windowed", "mtp"):
     drafter = make(name)
     model = drafter.model
-    taps, _, positions = features.target_features(target.decoder, target.params, TOKENS, SEGMENTS, model.taps)
-    out = model.block_outputs(drafter.params, SerialBatch(taps, TOKENS, SEGMENTS, positions))
-    taught = model.network.apply({"params": drafter.params}, out.hidden, method="logits")[0, 6]
-    state = model.extend(drafter.params, model.init_state(1, 24), taps[:1, :7], TOKENS[:1, :7], positions[:1, :7], jnp.array([7]))
+    outputs, extend, propose = (jax.jit(f) for f in (model.block_outputs, model.extend, model.propose))
+    logits = jax.jit(functools.partial(model.network.apply, {"params": drafter.params}, method="logits"))
+    taps, _, positions = FEATURES(target.decoder, target.params, TOKENS, SEGMENTS, model.taps)
+    taught = logits(outputs(drafter.params, SerialBatch(taps, TOKENS, SEGMENTS, positions)).hidden)[0, 6]
+    state = extend(drafter.params, model.init_state(1, 24), taps[:1, :7], TOKENS[:1, :7], positions[:1, :7], jnp.array([7]))
     sampling = make_sampling(1, 61, 1.0)
-    q = model.propose(drafter.params, state, TOKENS[:1, 7], jnp.array([7]), sampling.position_keys(jnp.array([0]), model.draft_length), sampling)
+    q = propose(drafter.params, state, TOKENS[:1, 7], jnp.array([7]), sampling.position_keys(jnp.array([0]), model.draft_length), sampling)
     np.testing.assert_allclose(q.q[0, 0], jax.nn.softmax(taught[0]), atol=1e-5)
     # In two pieces, with rejected rows between: the same state.
-    piece = model.extend(drafter.params, model.init_state(1, 24), taps[:1, :6], TOKENS[:1, :6], positions[:1, :6], jnp.array([4]))
-    piece = model.extend(drafter.params, piece, taps[:1, 4:9], TOKENS[:1, 4:9], positions[:1, 4:9], jnp.array([3]))
-    again = model.propose(drafter.params, piece, TOKENS[:1, 7], jnp.array([7]), sampling.position_keys(jnp.array([0]), model.draft_length), sampling)
+    piece = extend(drafter.params, model.init_state(1, 24), taps[:1, :6], TOKENS[:1, :6], positions[:1, :6], jnp.array([4]))
+    piece = extend(drafter.params, piece, taps[:1, 4:9], TOKENS[:1, 4:9], positions[:1, 4:9], jnp.array([3]))
+    again = propose(drafter.params, piece, TOKENS[:1, 7], jnp.array([7]), sampling.position_keys(jnp.array([0]), model.draft_length), sampling)
     np.testing.assert_allclose(again.q, q.q, atol=1e-5)
     # Every further step, with the drafts as the true tokens; two rows more, so that the window cuts the past.
     drafted = TOKENS.at[0, 8 : 8 + model.draft_length].set(q.drafts[0])
     one = jnp.ones_like(SEGMENTS)
-    taps, _, positions = features.target_features(target.decoder, target.params, drafted, one, model.taps)
-    out = model.block_outputs(drafter.params, SerialBatch(taps, drafted, one, positions))
-    taught = model.network.apply({"params": drafter.params}, out.hidden, method="logits")[0, 6]
+    taps, _, positions = FEATURES(target.decoder, target.params, drafted, one, model.taps)
+    taught = logits(outputs(drafter.params, SerialBatch(taps, drafted, one, positions)).hidden)[0, 6]
     np.testing.assert_allclose(q.q[0], jax.nn.softmax(taught), atol=1e-5)
 
 
@@ -138,7 +139,7 @@ def test_serial_training_equals_decoding():
 def test_every_combination_is_one_config_away():
   """Convolution × head × confidence × slot convention: all describe themselves, all give a loss with a gradient."""
   target = toys.target()
-  taps, hidden, positions = features.target_features(target.decoder, target.params, TOKENS, SEGMENTS, (0, 1))
+  taps, hidden, positions = FEATURES(target.decoder, target.params, TOKENS, SEGMENTS, (0, 1))
   model_config = dataclasses.replace(target.config, layers=1, windows=(None,))
   for conv, head, confidence, anchor_predicts in itertools.product((0, 2), HEADS, (False, True), (False, True)):
     c = DrafterConfig(
@@ -167,7 +168,7 @@ def test_every_part_learns(name):
   """A few steps bring the loss down, and every trainable tensor moves."""
   target, drafter = toys.target(), make(name)
   model, frozen = drafter.model, {k: drafter.params[k] for k in ("embedding", "head")}
-  taps, hidden, positions = features.target_features(target.decoder, target.params, TOKENS, SEGMENTS, model.taps)
+  taps, hidden, positions = FEATURES(target.decoder, target.params, TOKENS, SEGMENTS, model.taps)
   table = head_table(target.params)
 
   def loss(params):
@@ -316,7 +317,7 @@ def test_reduced_vocabulary_is_measured_on_the_whole():
   ids = np.asarray(drafter.params["draft_ids"])
   outside = int(np.setdiff1d(np.arange(61), ids)[0])
   table = jnp.zeros((61, 32)).at[outside].set(10.0)
-  taps, _, positions = features.target_features(target.decoder, target.params, TOKENS, SEGMENTS, drafter.model.taps)
+  taps, _, positions = FEATURES(target.decoder, target.params, TOKENS, SEGMENTS, drafter.model.taps)
   batch = SerialBatch(taps, TOKENS, SEGMENTS, positions)
   out = drafter.model.block_outputs(drafter.params, batch)
   total, found = losses.serial_loss(0.8, drafter.model, drafter.params, out, batch, ANSWER, jnp.ones((2, 18, 32)), table)

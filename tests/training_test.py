@@ -27,7 +27,8 @@ ANSWER = jnp.asarray([[False] * 3 + [True] * 7 + [False] * 2 + [True] * 6, [Fals
 
 def blocks(picked, keep, length=5, tokens=TOKENS):
   target = toys.target()
-  taps, hidden, positions = features.target_features(target.decoder, target.params, tokens, SEGMENTS, (0, 1))
+  run = jax.jit(features.target_features, static_argnums=(0, 4))
+  taps, hidden, positions = run(target.decoder, target.params, tokens, SEGMENTS, (0, 1))
   return (hidden, *anchors.make_blocks(tokens, SEGMENTS, positions, ANSWER, taps, jnp.asarray(picked), jnp.asarray(keep), length, length))
 
 
@@ -89,11 +90,11 @@ def test_training_blocks_equal_decoding_blocks():
   target = toys.target()
   drafter = toys.block_drafter(target)
   _, batch, _ = blocks([[4, 8]] * 2, [[True, True]] * 2)
-  out = drafter.model.block_outputs(drafter.params, batch)
+  out = jax.jit(drafter.model.block_outputs)(drafter.params, batch)
   model, n = drafter.model, 8
-  state = model.extend(drafter.params, model.init_state(1, 32), batch.features[:1, :n], None, batch.positions[:1, :n], jnp.array([n]))
+  state = jax.jit(model.extend)(drafter.params, model.init_state(1, 32), batch.features[:1, :n], None, batch.positions[:1, :n], jnp.array([n]))
   visible = (jnp.arange(32) < n)[None, None]
-  hidden = model.network.apply(
+  hidden = jax.jit(model.network.apply, static_argnames="method")(
       {"params": drafter.params}, list(zip(state.keys, state.values)), jnp.arange(32)[None], batch.tokens[:1, 1:, 0], n + jnp.arange(5)[None, None],
       visible, jnp.ones((1, 1), bool), method="hidden")
   np.testing.assert_allclose(hidden[0, 0], out.hidden[0, 1], atol=1e-5)
