@@ -52,6 +52,20 @@ class DraftModel(Protocol):
     """Teacher-forced outputs of the blocks of a training batch."""
 
 
+class FromConfig:
+  """What the functions of every drafter take from their `config`."""
+
+  config: DrafterConfig | SerialConfig
+
+  @property
+  def taps(self) -> tuple[int, ...]:
+    return self.config.taps
+
+  @property
+  def draft_length(self) -> int:
+    return self.config.draft_length
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Drafter:
   """A drafter attached to a target: its functions, parameters, configuration and origin."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.config import DrafterConfig
-from specdec_jax.drafters.base import DraftOutputs, Proposal
+from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal
 from specdec_jax.drafters.heads import BiasHead, ConfidenceHead, DynamicConv, SelectorHead, top_candidates
 from specdec_jax.models.cache import Cache, as_keys, as_values, init_cache, write_layer
 from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, masked_softmax, rotary_angles
@@ -194,7 +194,7 @@ def attend_block(q: Float["B A L K G H"], keys: Float["B K H S"], values: Float[
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockDrafter:
+class BlockDrafter(FromConfig):
   """The functions of a block drafter (`specdec_jax.drafters.base.DraftModel`); its state is a context cache.
 
   confidence_trains: whether the confidence loss reaches the backbone. It does in DeepSpec's code; here the confidence
@@ -209,14 +209,6 @@ class BlockDrafter:
   @property
   def network(self) -> BlockNetwork:
     return BlockNetwork(self.config, self.transposed, self.confidence_trains)
-
-  @property
-  def taps(self) -> tuple[int, ...]:
-    return self.config.taps
-
-  @property
-  def draft_length(self) -> int:
-    return self.config.draft_length
 
   def init_params(self, key):
     """Fresh parameters."""

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.config import SerialConfig
-from specdec_jax.drafters.base import DraftOutputs, Proposal
+from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal
 from specdec_jax.models.cache import Cache, init_cache, write_layer
 from specdec_jax.models.layers import MLP, Attention, Head, Projection, RMSNorm, attend, masked_softmax, rotary_angles
 from specdec_jax.sampling import Role, Sampling, distribution, draw, greedy_tokens
@@ -145,7 +145,7 @@ def attend_own(q: Float["B S K G H"], keys: Float["B S K H"], values: Float["B S
 
 
 @dataclasses.dataclass(frozen=True)
-class SerialDrafter:
+class SerialDrafter(FromConfig):
   """The functions of a serial drafter (`specdec_jax.drafters.base.DraftModel`)."""
 
   config: SerialConfig
@@ -155,14 +155,6 @@ class SerialDrafter:
   @property
   def network(self) -> SerialNetwork:
     return SerialNetwork(self.config, self.transposed)
-
-  @property
-  def taps(self) -> tuple[int, ...]:
-    return self.config.taps
-
-  @property
-  def draft_length(self) -> int:
-    return self.config.draft_length
 
   def init_params(self, key):
     """Fresh parameters."""
