@@ -62,7 +62,11 @@ def make_loss(config, target: Target, model: BlockDrafter | SerialDrafter):
   """loss(params, batch, key, constants) for the trainer; constants: target parameters and the drafter's frozen ones."""
   w, c = config.loss, model.config
 
-  def serial(params, rows, supervised, hidden, table):
+  def serial(params, rows, supervised, hidden, table, key, progress):
+    del progress
+    if config.anchors:
+      picked, keep = anchors.sample_anchors(key, anchors.candidates(supervised, rows.segments), config.anchors)
+      rows = rows.replace(anchors=jnp.where(keep, picked, config.row_length - 1))  # The last column predicts nothing.
     return losses.serial_loss(c.step_decay, model, params, model.block_outputs(params, rows), rows, supervised, hidden, table)
 
   def blocks(params, rows, supervised, hidden, table, key, progress):
@@ -82,8 +86,8 @@ def make_loss(config, target: Target, model: BlockDrafter | SerialDrafter):
     else:
       taps, hidden, positions = features.target_features(target.decoder, constants["target"], tokens, segments, model.taps)
     rows = SerialBatch(taps, tokens, segments, positions)
-    inputs = ({**params, **constants["frozen"]}, rows, batch["answer"], hidden, head_table(constants["target"]))
-    return serial(*inputs) if isinstance(c, SerialConfig) else blocks(*inputs, key, batch["progress"])
+    of_kind = serial if isinstance(c, SerialConfig) else blocks
+    return of_kind({**params, **constants["frozen"]}, rows, batch["answer"], hidden, head_table(constants["target"]), key, batch["progress"])
 
   return loss
 

@@ -322,3 +322,28 @@ def test_reduced_vocabulary_is_measured_on_the_whole():
   out = drafter.model.block_outputs(drafter.params, batch)
   total, found = losses.serial_loss(0.8, drafter.model, drafter.params, out, batch, ANSWER, jnp.ones((2, 18, 32)), table)
   assert np.isfinite(float(total)) and float(found["accept_rate@0"]) < 1e-5 and float(found["accuracy@0"]) == 0.0
+
+
+@pytest.mark.parametrize("name", ["eagle3", "eagle3 reduced, windowed"])
+def test_anchors_of_serial_drafters_are_columns_of_the_whole(name):
+  """Training-time test from some columns gives what it gives from all of them, and their loss is the mean over those."""
+  target, drafter = toys.target(), make(name)
+  model = drafter.model
+  taps, hidden, positions = FEATURES(target.decoder, target.params, TOKENS, SEGMENTS, model.taps)
+  whole = SerialBatch(taps, TOKENS, SEGMENTS, positions)
+  picked = jnp.asarray([[3, 9, 4], [0, 12, 7]])
+
+  @jax.jit
+  def found(batch, answer):
+    out = model.block_outputs(drafter.params, batch)
+    return out.rows, losses.serial_loss(0.8, model, drafter.params, out, batch, answer, hidden, head_table(target.params))
+
+  rows, _ = found(whole, ANSWER)
+  some, (total, some_metrics) = found(whole.replace(anchors=picked), ANSWER)
+  np.testing.assert_allclose(some, np.take_along_axis(np.asarray(rows), np.asarray(picked)[..., None, None], 1), atol=1e-5)
+  everything, (again, metrics) = found(whole.replace(anchors=jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)), ANSWER)
+  _, (reference, reference_metrics) = found(whole, ANSWER)
+  np.testing.assert_allclose(again, reference, rtol=1e-5)
+  np.testing.assert_allclose(everything, rows, atol=1e-5)
+  assert 0 < int(some_metrics["valid_tokens@0"]) < int(metrics["valid_tokens@0"]) == int(reference_metrics["valid_tokens@0"])
+  assert float(total) != float(again)

@@ -19,12 +19,20 @@ from specdec_jax.verify import SparseDistribution
 
 @flax.struct.dataclass
 class SerialBatch:
-  """Packed rows of a training batch: features [B,S,M,D], the target's taps; tokens, segments, positions [B,S]."""
+  """Packed rows of a training batch: features [B,S,M,D], the target's taps; tokens, segments, positions [B,S]; anchors
+  [B,A]: the columns to draft from, all of them where None. Every column is context for those after it either way."""
 
   features: Float["B S M D"]
   tokens: Int["B S"]
   segments: Int["B S"]
   positions: Int["B S"]
+  anchors: Int["B A"] | None = None
+
+  def pick(self, x):
+    """The columns of x [B,S,…] that are drafted from, [B,A,…]."""
+    if self.anchors is None:
+      return x
+    return jnp.take_along_axis(x, self.anchors.reshape(*self.anchors.shape, *(1,) * (x.ndim - 2)), 1)
 
 
 @flax.struct.dataclass
@@ -104,23 +112,24 @@ class SerialNetwork(nn.Module):
     c = self.config
     size = batch.tokens.shape[1]
     ahead = lambda x, s: jnp.pad(x[:, s:], ((0, 0), (0, min(s, size))))
-    causal = (jnp.arange(size)[:, None] >= jnp.arange(size)) & (batch.segments[:, :, None] == batch.segments[:, None])
+    positions, segments = batch.pick(batch.positions), batch.pick(batch.segments)
+    columns = jnp.broadcast_to(jnp.arange(size), batch.tokens.shape)
+    causal = (batch.pick(columns)[..., None] >= jnp.arange(size)) & (segments[..., None] == batch.segments[:, None])
     window = c.model.windows[0]
-    distance = batch.positions[:, :, None] - batch.positions[:, None]
-    hidden, own, out = self.fused(batch.features), [], []
+    distance = positions[..., None] - batch.positions[:, None]
+    x, h = self.pair(self.fused(batch.features), ahead(batch.tokens, 1))
+    past = self.keys_values(h, batch.positions)
+    x, h, own, out = batch.pick(x), batch.pick(h), [], []
     for s in range(c.steps):
-      x, h = self.pair(hidden, ahead(batch.tokens, s + 1))
-      k, v = self.keys_values(h, batch.positions + s)
-      if s == 0:
-        past = k, v
-      else:
-        own.append((k, v))
-      valid = (ahead(batch.segments, s) == batch.segments) & (batch.segments > 0)
+      if s:
+        x, h = self.pair(hidden, batch.pick(ahead(batch.tokens, s + 1)))
+        own.append(self.keys_values(h, positions + s))
+      valid = (batch.pick(ahead(batch.segments, s)) == segments) & (segments > 0)
       near = causal & valid[..., None]
       if window is not None:
         near &= distance + s < window
       recent = own if window is None else own[max(len(own) - window, 0) :]
-      attended = attend_own(self.queries(h, batch.positions + s), *past, near, recent, valid)
+      attended = attend_own(self.queries(h, positions + s), *past, near, recent, valid)
       hidden = self.finish(x, attended)
       out.append(hidden)
     hidden = jnp.stack(out, 2)
@@ -131,7 +140,7 @@ class SerialNetwork(nn.Module):
     return self.logits(self(batch).hidden)
 
 
-def attend_own(q: Float["B S K G H"], keys: Float["B S K H"], values: Float["B S K H"], visible, own, valid) -> Float["B S K G H"]:
+def attend_own(q: Float["B A K G H"], keys: Float["B S K H"], values: Float["B S K H"], visible, own, valid) -> Float["B A K G H"]:
   """Queries attend to the past that they see and to their own column's entries `own`, under one softmax."""
   scores = jnp.einsum("bskgh,btkh->bskgt", q, keys, preferred_element_type=jnp.float32)
   mine = [jnp.einsum("bskgh,bskh->bskg", q, k, preferred_element_type=jnp.float32)[..., None] for k, _ in own]

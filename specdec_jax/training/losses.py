@@ -167,14 +167,14 @@ def serial_loss(
     target_table: Float["V D"],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Soft cross-entropy of training-time test, Σ_s decay^s · loss_s (Eagle3 §3), each over all B·S positions as DeepSpec
-  counts them. Step s of column i predicts the token at i+2+s; a column counts while column i+s is supervised."""
+  counts them, or over the batch's B·A anchors. Step s of column i predicts the token at i+2+s; a column counts while column
+  i+s is supervised."""
   size, steps = supervised.shape[1], out.hidden.shape[2]
   ahead = lambda x, s: jnp.pad(x[:, s:], ((0, 0), (0, min(s, size)), *((0, 0),) * (x.ndim - 2)))
   inner = supervised & (ahead(batch.segments, 1) == batch.segments)
   together = lambda s: ahead(inner, s) & (ahead(batch.segments, s) == batch.segments)
-  mask = jnp.stack([together(s) for s in range(steps)], -1)
-  stacked = lambda x, first: jnp.stack([ahead(x, first + s) for s in range(steps)], 2)
-  target_rows = stacked(target_hidden, 1)
+  stacked = lambda columns: jnp.stack([batch.pick(columns(s)) for s in range(steps)], 2)
+  mask, target_rows = stacked(together), stacked(lambda s: ahead(target_hidden, 1 + s))
   flat = lambda x: x.reshape(-1, x.shape[-1])
   none, whole = jnp.zeros((mask.size,), jnp.int32), None
   if "draft_ids" in params:  # Trained on the target's distribution over the ids that can be drafted, measured on the whole.
@@ -185,7 +185,7 @@ def serial_loss(
   if whole is not None:
     terms = terms.replace(ids=params["draft_ids"][terms.ids], target_best=whole.target_best)
   terms = jax.tree.map(lambda x: x.reshape(*mask.shape, *x.shape[1:]), terms)
-  losses = jnp.sum(terms.cross * mask, (0, 1)) / supervised.size
+  losses = jnp.sum(terms.cross * mask, (0, 1)) / mask[..., 0].size
   per_step = lambda x: (x * mask).sum((0, 1)) / jnp.maximum(mask.sum((0, 1)), 1)
   alike, agrees = jnp.clip(1 - 0.5 * terms.l1, 0, 1), terms.ids[..., 0] == terms.target_best
   length = lambda x: 1 + (jnp.cumprod(x * mask, -1).sum(-1) * mask[..., 0]).sum() / jnp.maximum(mask[..., 0].sum(), 1)
