@@ -8,9 +8,11 @@ import functools
 import hashlib
 import json
 import pathlib
+import time
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 from absl import app
 from rich import print as show
@@ -58,38 +60,57 @@ def training_prompts(config, target: Target) -> list[tuple[str, list[int]]]:
   return [(domain, ids) for _, domain, ids in out if len(ids) <= config.row_length - config.max_new_tokens]
 
 
-def make_loss(config, target: Target, model: BlockDrafter | SerialDrafter):
-  """loss(params, batch, key, constants) for the trainer; constants: target parameters and the drafter's frozen ones."""
-  w, c = config.loss, model.config
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """The loss of a drafter, in the parts that it is made of; constants: the target's parameters and the drafter's frozen ones."""
 
-  def serial(params, rows, supervised, hidden, table, key, progress):
-    del progress
-    if config.anchors:
-      picked, keep = anchors.sample_anchors(key, anchors.candidates(supervised, rows.segments), config.anchors)
-      rows = rows.replace(anchors=jnp.where(keep, picked, config.row_length - 1))  # The last column predicts nothing.
-    return losses.serial_loss(c.step_decay, model, params, model.block_outputs(params, rows), rows, supervised, hidden, table)
+  config: ml_collections.ConfigDict
+  target: Target
+  model: BlockDrafter | SerialDrafter
 
-  def blocks(params, rows, supervised, hidden, table, key, progress):
-    allowed = anchors.candidates(supervised, rows.segments, config.anchor_rule, c.block)
-    picked, keep = anchors.sample_anchors(key, allowed, config.anchors)
-    batch, labels = anchors.make_blocks(
-        rows.tokens, rows.segments, rows.positions, supervised, rows.features, picked, keep, c.draft_length, c.block, config.anchor_rule)
-    warm = progress < config.ce_share
-    weights = losses.BlockLoss(jnp.where(warm, 1.0, w.ce), jnp.where(warm, 0.0, w.tv), w.confidence, w.selector, w.decay)
-    return losses.block_loss(
-        weights, model, params, model.block_outputs(params, batch), features.target_rows(hidden, labels.index), table, labels)
-
-  def loss(params, batch, key, constants):
-    tokens, segments = batch["tokens"], batch["segments"]
+  def features(self, batch, constants):
+    """(taps, final-normed hidden states, positions), read from the batch or computed."""
     if "cached" in batch:
-      (taps, hidden), positions = feature_cache.restore(batch["cached"]), packed_view(tokens, segments)[0]
-    else:
-      taps, hidden, positions = features.target_features(target.decoder, constants["target"], tokens, segments, model.taps)
-    rows = SerialBatch(taps, tokens, segments, positions)
-    of_kind = serial if isinstance(c, SerialConfig) else blocks
-    return of_kind({**params, **constants["frozen"]}, rows, batch["answer"], hidden, head_table(constants["target"]), key, batch["progress"])
+      return *feature_cache.restore(batch["cached"]), packed_view(batch["tokens"], batch["segments"])[0]
+    return features.target_features(self.target.decoder, constants["target"], batch["tokens"], batch["segments"], self.model.taps)
 
-  return loss
+  def inputs(self, batch, read, key):
+    """What the drafter reads, and the labels of blocks."""
+    config, c = self.config, self.model.config
+    tokens, segments, supervised, (taps, _, positions) = batch["tokens"], batch["segments"], batch["answer"], read
+    if isinstance(c, DrafterConfig):
+      allowed = anchors.candidates(supervised, segments, config.anchor_rule, c.block)
+      picked, keep = anchors.sample_anchors(key, allowed, config.anchors)
+      return anchors.make_blocks(
+          tokens, segments, positions, supervised, taps, picked, keep, c.draft_length, c.block, config.anchor_rule)
+    rows = SerialBatch(taps, tokens, segments, positions)
+    if config.anchors:
+      picked, keep = anchors.sample_anchors(key, anchors.candidates(supervised, segments), config.anchors)
+      rows = rows.replace(anchors=jnp.where(keep, picked, tokens.shape[1] - 1))  # The last column predicts nothing.
+    return rows, None
+
+  def __call__(self, params, batch, key, constants):
+    """(loss, metrics) for the trainer."""
+    model, w = self.model, self.config.loss
+    params, table = {**params, **constants["frozen"]}, head_table(constants["target"])
+    _, hidden, _ = read = self.features(batch, constants)
+    inputs, labels = self.inputs(batch, read, key)
+    out = model.block_outputs(params, inputs)
+    if labels is None:
+      return losses.serial_loss(model.config.step_decay, model, params, out, inputs, batch["answer"], hidden, table)
+    warm = batch["progress"] < self.config.ce_share
+    weights = losses.BlockLoss(jnp.where(warm, 1.0, w.ce), jnp.where(warm, 0.0, w.tv), w.confidence, w.selector, w.decay)
+    return losses.block_loss(weights, model, params, out, features.target_rows(hidden, labels.index), table, labels)
+
+
+def initial(config, target: Target, model: BlockDrafter | SerialDrafter, packed: packing.Rows):
+  """(trainable, frozen) parameters of a new drafter. A reduced vocabulary holds the most frequent tokens of the answers."""
+  params, frozen, c = model.init_params(jax.random.key(config.seed)), hub.target_tables(target), model.config
+  if "draft_ids" in params:
+    counts = np.bincount(packed.tokens[packed.answer], minlength=c.model.vocab)
+    frozen["draft_ids"] = jnp.asarray(np.sort(np.argsort(-counts, kind="stable")[: c.draft_vocab]), jnp.int32)
+    frozen["head"] = {"kernel": frozen["head"]["kernel"][frozen["draft_ids"]]}
+  return {k: v for k, v in params.items() if k not in FROZEN}, frozen
 
 
 def training_rows(config, target: Target, responses: list[dict], folder: pathlib.Path):
@@ -133,13 +154,7 @@ def main(argv):
 
   c = drafter_config(config, target)
   model = drafter_model(c)
-  params = model.init_params(jax.random.key(config.seed))
-  frozen = hub.target_tables(target)
-  if "draft_ids" in params:  # The most frequent tokens of the responses.
-    counts = np.bincount(packed.tokens[packed.answer], minlength=c.model.vocab)
-    frozen["draft_ids"] = jnp.asarray(np.sort(np.argsort(-counts, kind="stable")[: c.draft_vocab]), jnp.int32)
-    frozen["head"] = {"kernel": frozen["head"]["kernel"][frozen["draft_ids"]]}
-  trainable = {k: v for k, v in params.items() if k not in FROZEN}
+  trainable, frozen = initial(config, target, model, packed)
   show({"drafter": config.name, "trainable_parameters": sum(x.size for x in jax.tree.leaves(trainable)), "rows": len(packed.tokens)})
   cache = cached_features(config, target, model.taps, packed)
 
@@ -163,12 +178,13 @@ def main(argv):
     return out
 
   trained = trainer.fit(
-      trainable, make_loss(config, target, model), adamw(learning_rate(config.learning_rate, config.steps)), batch_at, config.steps, workdir, config.seed,
+      trainable, Objective(config, target, model), adamw(learning_rate(config.learning_rate, config.steps)), batch_at, config.steps, workdir, config.seed,
       {"target": target.params, "frozen": frozen}, save_every=config.save_every, evaluate=evaluate)
   folder = workdir / config.name
   specdec_jax.export(finished(trained), folder, dtype="bfloat16")
   (folder / "training.json").write_text(json.dumps(
-      {**summary, "steps": config.steps, "anchors_a_row": config.anchors, "target_tokens": int(config.steps * config.batch * config.row_length), "target": target.hash}, indent=2) + "\n")
+      {**summary, "steps": config.steps, "anchors_a_row": config.anchors, "target_tokens": config.steps * config.batch * config.row_length,
+       "process_minutes": round(time.process_time() / 60, 1), "target": target.hash}, indent=2) + "\n")
   show(f"written to {folder}")
 
 

@@ -30,9 +30,10 @@ def test_quickstart(tmp_path):
 
 
 def test_compare_drafters(tmp_path):
-  start("compare_drafters", "--config=configs/tiny/compare.py:smoke", f"--workdir={tmp_path}")
+  seeds = "--config.drafters.dspark=('tiny/dspark','tiny/dspark')"
+  start("compare_drafters", "--config=configs/tiny/compare.py:smoke", f"--workdir={tmp_path}", seeds)
   text = (tmp_path / "comparison.md").read_text()
-  assert "macro" in text and "| tiny/dspark |" in text and "1.000 (1.000–1.000)" in text  # Against itself.
+  assert "macro" in text and "| dspark |" in text and "1.000 (1.000–1.000)" in text  # Against itself.
 
 
 def test_missing_weights_are_explained(tmp_path):

@@ -12,8 +12,8 @@ from configs.tiny import quickstart
 
 def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c = quickstart.get_config(variant)
-  c.drafters = ("tiny/dspark",)
-  c.baseline = "tiny/dspark"
+  c.drafters = ml_collections.ConfigDict(dict(dspark=("tiny/dspark",)))  # one folder a training seed
+  c.baseline = "dspark"
   c.prompts_per_dataset = 100
   c.batch = 20
   if variant == "smoke":
