@@ -3,7 +3,6 @@
   python -m experiments.train_drafter --config=configs/tiny/dspark.py --workdir=runs/tiny_dspark
 """
 
-import dataclasses
 import functools
 import hashlib
 import json
@@ -11,41 +10,25 @@ import pathlib
 import time
 
 import jax
-import jax.numpy as jnp
-import ml_collections
 import numpy as np
 from absl import app
 from rich import print as show
 
 import specdec_jax
 from experiments import common
-from specdec_jax import hub, metrics
-from specdec_jax.config import DrafterConfig, SerialConfig
+from experiments.recipes import drafter_config, objective
+from specdec_jax import metrics
 from specdec_jax.data import corpus, feature_cache, packing, pipeline
 from specdec_jax.data.prompts import chat_prompt, shipped_prompts
 from specdec_jax.data.regenerate import read_responses, regenerate
-from specdec_jax.drafters import BlockDrafter, SerialDrafter, drafter_model
+from specdec_jax.drafters import drafter_model
 from specdec_jax.drafters.base import Drafter
-from specdec_jax.drafters.serial import SerialBatch
-from specdec_jax.models.decoder import head_table, packed_view
 from specdec_jax.models.target import Target
-from specdec_jax.training import anchors, features, losses, trainer
+from specdec_jax.training import features, trainer
+from specdec_jax.training.objective import initial
 from specdec_jax.training.optimizer import adamw, learning_rate
 
-FROZEN = ("embedding", "head", "draft_ids")  # The target's, as published.
-
 common.define("configs/tiny/dspark.py")
-
-
-def drafter_config(config, target: Target) -> DrafterConfig | SerialConfig:
-  """The drafter that `config.drafter` describes, with the target's sizes, frozen embedding and head."""
-  d = dict(config.drafter)
-  kind, layers = d.pop("kind"), d.pop("layers", 1)
-  model = dataclasses.replace(target.config, family="qwen3", qk_norm=True, layers=layers, windows=(d.pop("window", None),) * layers, tied=False)
-  shared = {"model": model, "taps": tuple(d.pop("taps")), "target_layers": target.config.layers, "tokenizer_hash": target.tokenizer.fingerprint()}
-  if kind == "block":
-    return DrafterConfig(**shared, mask_id=target.tokenizer.id(config.mask_token), anchors=config.anchors, **d)
-  return SerialConfig(**shared, kind=kind, **d)
 
 
 def training_prompts(config, target: Target) -> list[tuple[str, list[int]]]:
@@ -58,59 +41,6 @@ def training_prompts(config, target: Target) -> list[tuple[str, list[int]]]:
     out += [(len(d.answer), domain, target.tokenizer.encode(chat_prompt(target.tokenizer, d.prompt))) for d in picked]
   out.sort(key=lambda x: ((len(x[2]) - 1).bit_length(), x[0]))
   return [(domain, ids) for _, domain, ids in out if len(ids) <= config.row_length - config.max_new_tokens]
-
-
-@dataclasses.dataclass(frozen=True)
-class Objective:
-  """The loss of a drafter, in the parts that it is made of; constants: the target's parameters and the drafter's frozen ones."""
-
-  config: ml_collections.ConfigDict
-  target: Target
-  model: BlockDrafter | SerialDrafter
-
-  def features(self, batch, constants):
-    """(taps, final-normed hidden states, positions), read from the batch or computed."""
-    if "cached" in batch:
-      return *feature_cache.restore(batch["cached"]), packed_view(batch["tokens"], batch["segments"])[0]
-    return features.target_features(self.target.decoder, constants["target"], batch["tokens"], batch["segments"], self.model.taps)
-
-  def inputs(self, batch, read, key):
-    """What the drafter reads, and the labels of blocks."""
-    config, c = self.config, self.model.config
-    tokens, segments, supervised, (taps, _, positions) = batch["tokens"], batch["segments"], batch["answer"], read
-    if isinstance(c, DrafterConfig):
-      allowed = anchors.candidates(supervised, segments, config.anchor_rule, c.block)
-      picked, keep = anchors.sample_anchors(key, allowed, config.anchors)
-      return anchors.make_blocks(
-          tokens, segments, positions, supervised, taps, picked, keep, c.draft_length, c.block, config.anchor_rule)
-    rows = SerialBatch(taps, tokens, segments, positions)
-    if config.anchors:
-      picked, keep = anchors.sample_anchors(key, anchors.candidates(supervised, segments), config.anchors)
-      rows = rows.replace(anchors=jnp.where(keep, picked, tokens.shape[1] - 1))  # The last column predicts nothing.
-    return rows, None
-
-  def __call__(self, params, batch, key, constants):
-    """(loss, metrics) for the trainer."""
-    model, w = self.model, self.config.loss
-    params, table = {**params, **constants["frozen"]}, head_table(constants["target"])
-    _, hidden, _ = read = self.features(batch, constants)
-    inputs, labels = self.inputs(batch, read, key)
-    out = model.block_outputs(params, inputs)
-    if labels is None:
-      return losses.serial_loss(model.config.step_decay, model, params, out, inputs, batch["answer"], hidden, table)
-    warm = batch["progress"] < self.config.ce_share
-    weights = losses.BlockLoss(jnp.where(warm, 1.0, w.ce), jnp.where(warm, 0.0, w.tv), w.confidence, w.selector, w.decay)
-    return losses.block_loss(weights, model, params, out, features.target_rows(hidden, labels.index), table, labels)
-
-
-def initial(config, target: Target, model: BlockDrafter | SerialDrafter, packed: packing.Rows):
-  """(trainable, frozen) parameters of a new drafter. A reduced vocabulary holds the most frequent tokens of the answers."""
-  params, frozen, c = model.init_params(jax.random.key(config.seed)), hub.target_tables(target), model.config
-  if "draft_ids" in params:
-    counts = np.bincount(packed.tokens[packed.answer], minlength=c.model.vocab)
-    frozen["draft_ids"] = jnp.asarray(np.sort(np.argsort(-counts, kind="stable")[: c.draft_vocab]), jnp.int32)
-    frozen["head"] = {"kernel": frozen["head"]["kernel"][frozen["draft_ids"]]}
-  return {k: v for k, v in params.items() if k not in FROZEN}, frozen
 
 
 def training_rows(config, target: Target, responses: list[dict], folder: pathlib.Path):
@@ -154,7 +84,7 @@ def main(argv):
 
   c = drafter_config(config, target)
   model = drafter_model(c)
-  trainable, frozen = initial(config, target, model, packed)
+  trainable, frozen = initial(model, target, packed, config.seed)
   show({"drafter": config.name, "trainable_parameters": sum(x.size for x in jax.tree.leaves(trainable)), "rows": len(packed.tokens)})
   cache = cached_features(config, target, model.taps, packed)
 
@@ -178,7 +108,7 @@ def main(argv):
     return out
 
   trained = trainer.fit(
-      trainable, Objective(config, target, model), adamw(learning_rate(config.learning_rate, config.steps)), batch_at, config.steps, workdir, config.seed,
+      trainable, objective(config, target, model), adamw(learning_rate(config.learning_rate, config.steps)), batch_at, config.steps, workdir, config.seed,
       {"target": target.params, "frozen": frozen}, save_every=config.save_every, evaluate=evaluate)
   folder = workdir / config.name
   specdec_jax.export(finished(trained), folder, dtype="bfloat16")

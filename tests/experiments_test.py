@@ -84,3 +84,9 @@ def test_kernels_are_part_of_the_package():
   import specdec_jax.kernels
 
   assert specdec_jax.kernels.__doc__
+
+
+def test_bench_training(tmp_path):
+  start("bench_training", "--config=configs/tiny/training_speed.py:smoke", f"--workdir={tmp_path}")
+  found = report.read(tmp_path / "results.jsonl")[0]["metrics"]
+  assert found["tokens_per_s"] > 0 and sum(found["parts"].values()) == pytest.approx(1)

@@ -26,14 +26,14 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.loss = ml_collections.ConfigDict(dict(ce=0.1, tv=0.9, confidence=1.0, selector=1.0, decay=4.0))
   c.ce_share = 0.25  # of the steps, cross-entropy alone: TV learns slowly while q is far from p
   c.row_length = 320
-  c.batch = 6  # rows a step
-  c.anchors = 48  # a row
+  c.batch = 3  # rows a step
+  c.anchors = 48  # a row; 0, for serial drafters: every column
   c.anchor_rule = "cumulative"
-  c.steps = 1600
+  c.steps = 2400
   c.learning_rate = 2e-3
   c.evaluation = "tiny"  # shipped prompts
   c.evaluation_prompts = 8  # a domain, at checkpoints
-  c.save_every = 400
+  c.save_every = 600
   if variant == "smoke":
     c.documents, c.response_batch, c.max_new_tokens, c.steps, c.anchors, c.evaluation_prompts = 8, 8, 16, 3, 8, 1
   return c

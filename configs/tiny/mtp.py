@@ -15,4 +15,5 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.name = "mtp"
   c.drafter = ml_collections.ConfigDict(dict(
       kind="mtp", taps=(7,), steps=1, own_embedding=False))
+  c.anchors = 0
   return c

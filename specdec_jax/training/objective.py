@@ -1,0 +1,80 @@
+"""From a batch of packed rows to a drafter's loss, for every kind of drafter."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import hub
+from specdec_jax.config import DrafterConfig
+from specdec_jax.data import feature_cache, packing
+from specdec_jax.drafters import BlockDrafter, SerialDrafter
+from specdec_jax.drafters.serial import SerialBatch
+from specdec_jax.models.decoder import head_table, packed_view
+from specdec_jax.models.target import Target
+from specdec_jax.training import anchors, features, losses
+
+FROZEN = ("embedding", "head", "draft_ids")  # The target's, as published.
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """The loss of a drafter, in the parts that it is made of.
+
+  anchors: columns or blocks a row that are drafted from; 0, serial drafters only, for every column. loss: weights of a block
+  drafter's; before the share `ce_share` of training it is cross-entropy alone, as TV learns slowly while q is far from p.
+  batch: tokens, segments, answer [B,S], progress (0 to 1), and from a feature cache `cached`. constants: "target", its
+  parameters, and "frozen", the drafter's.
+  """
+
+  target: Target
+  model: BlockDrafter | SerialDrafter
+  anchors: int
+  anchor_rule: str = "cumulative"
+  loss: losses.BlockLoss = losses.BlockLoss()
+  ce_share: float = 0.0
+
+  def features(self, batch, constants):
+    """(taps [B,S,M,D], final-normed hidden states [B,S,D], positions [B,S]), read from the batch or computed."""
+    if "cached" in batch:
+      return *feature_cache.restore(batch["cached"]), packed_view(batch["tokens"], batch["segments"])[0]
+    return features.target_features(self.target.decoder, constants["target"], batch["tokens"], batch["segments"], self.model.taps)
+
+  def inputs(self, batch, read, key):
+    """What the drafter reads, and the labels of blocks."""
+    c = self.model.config
+    tokens, segments, supervised, (taps, _, positions) = batch["tokens"], batch["segments"], batch["answer"], read
+    if isinstance(c, DrafterConfig):
+      allowed = anchors.candidates(supervised, segments, self.anchor_rule, c.block)
+      picked, keep = anchors.sample_anchors(key, allowed, self.anchors)
+      return anchors.make_blocks(
+          tokens, segments, positions, supervised, taps, picked, keep, c.draft_length, c.block, self.anchor_rule)
+    rows = SerialBatch(taps, tokens, segments, positions)
+    if self.anchors:
+      picked, keep = anchors.sample_anchors(key, anchors.candidates(supervised, segments), self.anchors)
+      rows = rows.replace(anchors=jnp.where(keep, picked, tokens.shape[1] - 1))  # The last column predicts nothing.
+    return rows, None
+
+  def __call__(self, params, batch, key, constants):
+    """(loss, metrics) for the trainer."""
+    model, w = self.model, self.loss
+    params, table = {**params, **constants["frozen"]}, head_table(constants["target"])
+    _, hidden, _ = read = self.features(batch, constants)
+    inputs, labels = self.inputs(batch, read, key)
+    out = model.block_outputs(params, inputs)
+    if labels is None:
+      return losses.serial_loss(model.config.step_decay, model, params, out, inputs, batch["answer"], hidden, table)
+    warm = batch["progress"] < self.ce_share
+    weights = dataclasses.replace(w, ce=jnp.where(warm, 1.0, w.ce), tv=jnp.where(warm, 0.0, w.tv))
+    return losses.block_loss(weights, model, params, out, features.target_rows(hidden, labels.index), table, labels)
+
+
+def initial(model: BlockDrafter | SerialDrafter, target: Target, packed: packing.Rows, seed: int):
+  """(trainable, frozen) parameters of a new drafter. A reduced vocabulary holds the most frequent tokens of the answers."""
+  params, frozen, c = model.init_params(jax.random.key(seed)), hub.target_tables(target), model.config
+  if "draft_ids" in params:
+    counts = np.bincount(packed.tokens[packed.answer], minlength=c.model.vocab)
+    frozen["draft_ids"] = jnp.asarray(np.sort(np.argsort(-counts, kind="stable")[: c.draft_vocab]), jnp.int32)
+    frozen["head"] = {"kernel": frozen["head"]["kernel"][frozen["draft_ids"]]}
+  return {k: v for k, v in params.items() if k not in FROZEN}, frozen
