@@ -12,6 +12,7 @@ from configs.tiny import quickstart
 
 def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c = quickstart.get_config(variant)
+  del c.drafters
   c.drafters = ml_collections.ConfigDict(dict(dspark=("tiny/dspark",)))  # one folder a training seed
   c.baseline = "dspark"
   c.prompts_per_dataset = 100
