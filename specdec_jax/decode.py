@@ -259,7 +259,7 @@ def make_method(target: Target, drafter: Drafter | None, draft_length: int | Non
 
 
 def stop_ids(target: Target, stop: Sequence[int | str] | None, ignore_eos: bool) -> list[int]:
-  """The ids that end a request; [-1], which no token equals, where there are none."""
+  """The ids that end a request, behind them -1, which no token equals, to a multiple of 4: few shapes to compile."""
   out = [] if ignore_eos else list(target.config.eos)
   for s in stop or ():
     if isinstance(s, str):
@@ -270,7 +270,8 @@ def stop_ids(target: Target, stop: Sequence[int | str] | None, ignore_eos: bool)
         raise ValueError(f"stop {s!r} is {len(found)} tokens for {target.name}; give single tokens")
       s = found[0]
     out.append(int(s))
-  return sorted(set(out)) or [-1]
+  found = sorted(set(out))
+  return found + [-1] * (round_up(max(len(found), 1), 4) - len(found))
 
 
 def _prompt_ids(target: Target, index: int, prompt: str | Sequence[int], cap: int) -> tuple[list[int], str | None]:

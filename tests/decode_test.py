@@ -50,7 +50,7 @@ def test_target_only_equals_whole_forward_passes(plain):
   assert len({tuple(t) for t in plain}) == len(PROMPTS), "the toy's texts should differ"
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("gamma", [1, 3, 8])
 def test_greedy_equality_whatever_is_drafted(plain, gamma):
   """C25: drafts forced to be right, wrong, random or placeholders; the text is the target's own."""
   rng = np.random.default_rng(gamma)
@@ -216,14 +216,15 @@ def test_rewound_caches_equal_a_fresh_prefill(plain):
   prompts = jnp.asarray(np.array([PROMPTS[1] + [0] * 11, PROMPTS[2] + [0] * 8]), jnp.int32)
   state = decode.init_state(target, method, 2, 16, 40)
   state = decode.prefill(method, target.params, drafter.params, state, prompts, lengths, sampling, limits)
-  step = jax.jit(decode.decode_round, static_argnums=0)
+  step, extend = jax.jit(decode.decode_round, static_argnums=0), jax.jit(drafter.model.extend)
+  whole = jax.jit(lambda *args: target.decoder.apply({"params": target.params}, *args, taps=method.taps))
   for _ in range(4):
     state = step(method, target.params, drafter.params, state, sampling, limits)
   for b in range(2):
     text = PROMPTS[1 + b] + state.tokens[b, : state.emitted[b] - 1].tolist()
     assert state.cache.lengths[b] == state.drafter.lengths[b] == len(text)
-    hidden, taps, cache = target.decoder.apply({"params": target.params}, jnp.array([text]), target.init_cache(1, 64), taps=method.taps)
-    fresh = drafter.model.extend(drafter.params, drafter.model.init_state(1, 64), taps, None, jnp.arange(len(text))[None], jnp.array([len(text)]))
+    _, taps, cache = whole(jnp.array([text]), target.init_cache(1, 64))
+    fresh = extend(drafter.params, drafter.model.init_state(1, 64), taps, None, jnp.arange(len(text))[None], jnp.array([len(text)]))
     for mine, theirs in ((state.cache, cache), (state.drafter, fresh)):
       for x, y in zip(mine.keys, theirs.keys):
         np.testing.assert_allclose(x[b, ..., : len(text)], y[0, ..., : len(text)], atol=1e-5)

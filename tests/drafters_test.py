@@ -72,7 +72,7 @@ def test_drafts_come_from_q(name):
   model, sampling = drafter.model, make_sampling(n, 61, 1.0, seed=list(range(n)))
   prompt = jnp.broadcast_to(TOKENS[:1, :8], (n, 8))
   taps = target.forward(TOKENS[:1, :8], taps=model.taps).taps
-  state = model.extend(drafter.params, model.init_state(n, 24), jnp.broadcast_to(taps, (n, *taps.shape[1:])), prompt, jnp.broadcast_to(jnp.arange(8), (n, 8)), jnp.full((n,), 8))
+  state = jax.jit(model.extend)(drafter.params, model.init_state(n, 24), jnp.broadcast_to(taps, (n, *taps.shape[1:])), prompt, jnp.broadcast_to(jnp.arange(8), (n, 8)), jnp.full((n,), 8))
   keys = sampling.position_keys(jnp.zeros((n,), jnp.int32), model.draft_length)
   proposal = jax.jit(model.propose)(drafter.params, state, jnp.full((n,), 7), jnp.full((n,), 8), keys, sampling)
   dense = proposal.q if not hasattr(proposal.q, "ids") else jax.vmap(lambda i, p: jnp.zeros((*p.shape[:-1], 61)).at[jnp.arange(len(i))[:, None], i].add(p))(proposal.q.ids, proposal.q.probs)
@@ -181,7 +181,7 @@ def test_every_part_learns(name):
     rows = features.target_rows(hidden, labels.index)
     return losses.block_loss(losses.BlockLoss(), model, params, model.block_outputs(params, batch), rows, table, labels)[0]
 
-  first = params = {k: v for k, v in drafter.params.items() if k not in frozen}
+  first = params = {k: v for k, v in toys.random_params(model.init_params, 1, 0.1).items() if k not in frozen}
   tx = optax.adam(5e-3)
   state, step = tx.init(params), jax.jit(jax.value_and_grad(loss))
   history = []
@@ -319,8 +319,13 @@ def test_reduced_vocabulary_is_measured_on_the_whole():
   table = jnp.zeros((61, 32)).at[outside].set(10.0)
   taps, _, positions = FEATURES(target.decoder, target.params, TOKENS, SEGMENTS, drafter.model.taps)
   batch = SerialBatch(taps, TOKENS, SEGMENTS, positions)
-  out = drafter.model.block_outputs(drafter.params, batch)
-  total, found = losses.serial_loss(0.8, drafter.model, drafter.params, out, batch, ANSWER, jnp.ones((2, 18, 32)), table)
+
+  @jax.jit
+  def loss(params):
+    out = drafter.model.block_outputs(params, batch)
+    return losses.serial_loss(0.8, drafter.model, params, out, batch, ANSWER, jnp.ones((2, 18, 32)), table)
+
+  total, found = loss(drafter.params)
   assert np.isfinite(float(total)) and float(found["accept_rate@0"]) < 1e-5 and float(found["accuracy@0"]) == 0.0
 
 

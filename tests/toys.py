@@ -5,6 +5,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from specdec_jax.config import DrafterConfig, ModelConfig, Rotary, SerialConfig
 from specdec_jax.drafters.base import Drafter, Proposal
@@ -22,12 +23,29 @@ def model_config(**changes) -> ModelConfig:
   return dataclasses.replace(base, **changes)
 
 
+def random_params(init, seed: int, scale: float = 0.3):
+  """Parameters of the shapes that `init` makes, without compiling it: norms 1, convolutions the identity, the rest random."""
+  rng = np.random.default_rng(seed)
+
+  def fill(path, leaf):
+    name = path[-1].key
+    if name == "base":
+      return jnp.zeros(leaf.shape).at[:, 0].set(1.0)
+    drawn = np.ones(leaf.shape) if name == "scale" else scale * rng.standard_normal(leaf.shape)
+    return jnp.asarray(drawn.astype(leaf.dtype))
+
+  return jax.tree_util.tree_map_with_path(fill, jax.eval_shape(init, jax.random.key(seed)))
+
+
 @functools.lru_cache
 def target(seed: int = 0, stacked: bool = False, **changes) -> Target:
   c = model_config(**changes)
   decoder = Decoder(c, stacked=stacked)
-  init = jax.jit(functools.partial(decoder.init, method="init_all"))
-  params = init(jax.random.key(seed), jnp.zeros((1, 4), jnp.int32))["params"]
+  if stacked:
+    params = target(seed, **changes).params
+    layers = [params["layers"][str(i)] for i in range(c.layers)]
+    return Target("toy", c, decoder, {**params, "layers": jax.tree.map(lambda *x: jnp.stack(x), *layers)}, None, "0", "float32")
+  params = random_params(lambda key: decoder.init(key, jnp.zeros((1, 4), jnp.int32), method="init_all")["params"], seed)
   return Target("toy", c, decoder, params, None, "0", "float32")
 
 
@@ -38,17 +56,11 @@ def block_drafter(owner: Target, seed: int = 1, **changes) -> Drafter:
   options.setdefault("confidence_with_head", bool(options["confidence"] and options["rank"]))
   c = DrafterConfig(model=dataclasses.replace(owner.config, layers=1, windows=(None,)), target_layers=owner.config.layers, **options)
   model = BlockDrafter(c)
-  params = jax.jit(model.init_params)(jax.random.key(seed))
+  params = random_params(model.init_params, seed)
   params["embedding"], params["head"] = owner.params["embedding"], owner.params["head"]
-  if c.confidence:
-    params["confidence"]["kernel"] = jax.random.normal(jax.random.key(seed + 2), params["confidence"]["kernel"].shape)
-  for group, name in (("markov", "bias"), ("selector", "successor")):
+  for group, name in (("confidence", "kernel"), ("markov", "bias"), ("selector", "successor")):  # These must matter.
     if group in params:
-      params[group][name] = jax.random.normal(jax.random.key(seed + 1), params[group][name].shape)
-  for layer in (f"layers_{i}" for i in range(c.model.layers) if c.conv):
-    for conv in ("attention_conv", "mlp_conv"):
-      kernel = params[layer][conv]["dynamic"]["kernel"]
-      params[layer][conv]["dynamic"]["kernel"] = 0.2 * jax.random.normal(jax.random.key(seed + 3), kernel.shape)
+      params[group][name] /= 0.3
   return Drafter("toy/block", c, model, params, "0")
 
 
@@ -60,7 +72,7 @@ def serial_drafter(owner: Target, kind: str, seed: int = 1, **changes) -> Drafte
   c = SerialConfig(
       model=dataclasses.replace(owner.config, layers=1, windows=(options.pop("window", None),)), kind=kind, target_layers=owner.config.layers, **options)
   model = SerialDrafter(c)
-  params = jax.jit(model.init_params)(jax.random.key(seed))
+  params = random_params(model.init_params, seed)
   params["embedding"], head = owner.params["embedding"], head_table(owner.params)
   if c.draft_vocab:
     params["draft_ids"] = jnp.sort(jax.random.permutation(jax.random.key(seed), owner.config.vocab)[: c.draft_vocab]).astype(jnp.int32)
