@@ -82,14 +82,11 @@ def main(argv):
   screen.print(shown)
   screen.print({f"batch {b}: tokens/s ({config.decode_variant})": round(s, 1) for b, s in speeds.items()})
   target = targets[config.decode_variant]
-  base = {
-      **common.record_base("bench_decode"), "seed": 0, "target": {"name": target.name, "hash": target.hash}, "drafter": None,
-      "dataset": "synthetic", "temperature": 0.0, "schedule": "fixed", "n_requests": 0, "n_rounds": 0,
-      "speculation": {"on": False, "why": "baseline"}, "lossless": {"contract": None, "identical": None, "n": 0, "holds": None},
-      "compile": {"count": None, "seconds": None}, "notes": f"best of {config.repeats}, load {os.getloadavg()[0]:.1f}"}
   for b in sorted({*speeds, *verify}):
     times = {name: {str(n): s for n, s in found.items()} for name, found in verify.get(b, {}).items()}
-    report.append(workdir / "results.jsonl", {**base, "concurrency": b, "metrics": {"tokens_per_s": speeds.get(b), "verify_seconds": times}})
+    report.append(workdir / "results.jsonl", common.record(
+        "bench_decode", target, concurrency=b, metrics={"tokens_per_s": speeds.get(b), "verify_seconds": times},
+        notes=f"best of {config.repeats}, load {os.getloadavg()[0]:.1f}"))
 
 
 if __name__ == "__main__":

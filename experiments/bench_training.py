@@ -94,13 +94,10 @@ def main(argv):
     seconds = dict(zip(PARTS, (features, backbone, max(gradient - features - backbone, 0.0), max(update - gradient, 0.0)), strict=True))
     tokens, total = recipe.batch * recipe.row_length, sum(seconds.values())
     shown.add_row(name, f"{1e3 * total:.0f}", f"{tokens / total:.0f}", f"{tokens / (total - features):.0f}", *(f"{s / total:.0%}" for s in seconds.values()))
-    report.append(workdir / "results.jsonl", {
-        **common.record_base("bench_training"), "seed": 0, "target": {"name": target.name, "hash": target.hash},
-        "drafter": {"name": name, "hash": None}, "dataset": "synthetic", "temperature": 1.0, "concurrency": recipe.batch, "schedule": "fixed",
-        "n_requests": 0, "n_rounds": 0, "speculation": {"on": False, "why": "training"},
-        "lossless": {"contract": None, "identical": None, "n": 0, "holds": None}, "compile": {"count": None, "seconds": None},
-        "metrics": {"tokens_per_s": tokens / total, "step_seconds": total, "parts": {k: v / total for k, v in seconds.items()}},
-        "notes": f"best of {config.repeats}, load {os.getloadavg()[0]:.1f}"})
+    report.append(workdir / "results.jsonl", common.record(
+        "bench_training", target, {"name": name, "hash": None}, concurrency=recipe.batch, speculation={"on": False, "why": "training"},
+        metrics={"tokens_per_s": tokens / total, "step_seconds": total, "parts": {k: v / total for k, v in seconds.items()}},
+        notes=f"best of {config.repeats}, load {os.getloadavg()[0]:.1f}"))
   screen.print(shown)
 
 

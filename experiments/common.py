@@ -7,6 +7,7 @@ from absl import flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from specdec_jax import report
+from specdec_jax.models.target import Target
 
 
 def define(config: str) -> None:
@@ -24,11 +25,19 @@ def settings() -> tuple[ConfigDict, pathlib.Path]:
   return flags.FLAGS.config, folder
 
 
-def record_base(experiment: str) -> dict[str, Any]:
-  """The fields of a results record that say what ran, where and on which versions."""
+def record(experiment: str, target: Target, drafter: dict[str, Any] | None = None, **fields) -> dict[str, Any]:
+  """A results record: what ran, where and on which versions, and `fields`; without them it is no decoding that is reported.
+
+  drafter: name and hash.
+  """
+  measured = {
+      "seed": 0, "dataset": "synthetic", "temperature": 0.0, "concurrency": 1, "schedule": "fixed", "n_requests": 0, "n_rounds": 0,
+      "speculation": {"on": False, "why": "baseline"}, "lossless": {"contract": None, "identical": None, "n": 0, "holds": None},
+      "compile": {"count": None, "seconds": None}}
   return {
       "experiment": experiment, "config": _config_file(), "overrides": dict(config_flags.get_override_values(flags.FLAGS["config"])),
-      "commit": report.commit(), "versions": report.versions(), "device": report.device()}
+      "commit": report.commit(), "versions": report.versions(), "device": report.device(),
+      "target": {"name": target.name, "hash": target.hash}, "drafter": drafter, **measured, **fields}
 
 
 def _config_file() -> str:

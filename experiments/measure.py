@@ -92,11 +92,10 @@ def record(experiment: str, config, target: Target, dataset: str, prompts, tempe
       "peak_memory": metrics.peak_memory_bytes(), "longest_repeat": max(metrics.longest_repeat(c.tokens) for c in run.done)}
   if run.drafter:
     found["speedup"] = metrics.speedup(run.tokens_per_s, plain.tokens_per_s)
-  return {
-      **common.record_base(experiment), "seed": config.seed, "target": {"name": target.name, "hash": target.hash},
-      "drafter": {"name": run.drafter.name, "hash": run.drafter.hash} if run.drafter else None, "dataset": dataset,
-      "temperature": temperature, "concurrency": config.batch, "schedule": "fixed", "rule": "token", "n_requests": len(run.done),
-      "n_rounds": sum(map(len, rounds)), "speculation": {"on": run.drafter is not None, "why": None if run.drafter else "baseline"},
-      "lossless": check(target, prompts, run, plain, temperature),
-      "compile": {"count": run.executables, "seconds": max(run.warm_up - min(run.walls), 0.0)}, "metrics": found,
-      "notes": f"best of {config.repeats}, load {os.getloadavg()[0]:.1f}"}
+  return common.record(
+      experiment, target, {"name": run.drafter.name, "hash": run.drafter.hash} if run.drafter else None, seed=config.seed,
+      dataset=dataset, temperature=temperature, concurrency=config.batch, rule="token", n_requests=len(run.done),
+      n_rounds=sum(map(len, rounds)), speculation={"on": run.drafter is not None, "why": None if run.drafter else "baseline"},
+      lossless=check(target, prompts, run, plain, temperature),
+      compile={"count": run.executables, "seconds": max(run.warm_up - min(run.walls), 0.0)}, metrics=found,
+      notes=f"best of {config.repeats}, load {os.getloadavg()[0]:.1f}")

@@ -17,14 +17,14 @@ from rich import print as show
 import specdec_jax
 from experiments import common
 from experiments.recipes import drafter_config, objective
-from specdec_jax import metrics
+from specdec_jax import metrics, report
 from specdec_jax.data import corpus, feature_cache, packing, pipeline
 from specdec_jax.data.prompts import chat_prompt, shipped_prompts
 from specdec_jax.data.regenerate import read_responses, regenerate
 from specdec_jax.drafters import drafter_model
 from specdec_jax.drafters.base import Drafter
 from specdec_jax.models.target import Target
-from specdec_jax.training import features, trainer
+from specdec_jax.training import checkpoint, features, trainer
 from specdec_jax.training.objective import initial
 from specdec_jax.training.optimizer import adamw, learning_rate
 
@@ -83,6 +83,9 @@ def main(argv):
   stored, packed = training_rows(config, target, rows, workdir / "rows")
 
   c = drafter_config(config, target)
+  checkpoint.claim(workdir, {
+      "drafter": c.to_published(), "target": target.hash, "loss": config.loss.to_dict(),
+      **{k: config[k] for k in ("seed", "batch", "row_length", "anchors", "anchor_rule", "ce_share", "steps", "learning_rate")}})
   model = drafter_model(c)
   trainable, frozen = initial(model, target, packed, config.seed)
   show({"drafter": config.name, "trainable_parameters": sum(x.size for x in jax.tree.leaves(trainable)), "rows": len(packed.tokens)})
@@ -99,12 +102,17 @@ def main(argv):
   def finished(trained) -> Drafter:
     return Drafter(config.name, c, model, {**trained, **frozen}, "in training")
 
-  def evaluate(trained):
+  def evaluate(step, trained):
     drafter, out = finished(trained), {}
     for domain in corpus.DOMAINS:
       texts = [chat_prompt(target.tokenizer, p) for p in shipped_prompts(config.evaluation, domain, config.evaluation_prompts)]
       done = specdec_jax.generate(target, drafter, texts, 96, temperature=1.0, seed=list(range(len(texts))))
-      out[f"accepted_length/{domain}"] = metrics.acceptance([r.rounds for r in done])["accepted_length"]
+      found = metrics.acceptance([r.rounds for r in done])
+      out[f"accepted_length/{domain}"] = found["accepted_length"]
+      report.append(workdir / "results.jsonl", common.record(
+          "train_drafter", target, {"name": config.name, "hash": None}, seed=config.seed, dataset=domain, temperature=1.0,
+          concurrency=len(texts), n_requests=len(texts), n_rounds=found["rounds"], speculation={"on": True, "why": None},
+          metrics=found, notes=f"step {step}"))
     return out
 
   trained = trainer.fit(

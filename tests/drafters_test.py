@@ -83,6 +83,25 @@ def test_drafts_come_from_q(name):
   assert 0.5 * np.abs(seen - first).sum() < 2.5 * np.sqrt(np.count_nonzero(first > 1e-4) / (2 * np.pi * n))
 
 
+@pytest.mark.parametrize("name", ["rnn + conv", "selector + confidence"])
+def test_confidence_does_not_know_its_own_draft(name):
+  """C31: what may end a block before draft k is decided before k is drawn: another draw at k leaves the confidences up to
+  and with k as they were, and does change those behind it. A rule on the draft's own probability cannot be stated: a
+  schedule gets these confidences and nothing else."""
+  target, n, k = toys.target(), 16, 2
+  drafter = make(name)
+  model, sampling = drafter.model, make_sampling(n, 61, 1.0, seed=list(range(n)))
+  prompt, taps = jnp.broadcast_to(TOKENS[:1, :8], (n, 8)), target.forward(TOKENS[:1, :8], taps=model.taps).taps
+  state = jax.jit(model.extend)(drafter.params, model.init_state(n, 24), jnp.broadcast_to(taps, (n, *taps.shape[1:])), prompt, jnp.broadcast_to(jnp.arange(8), (n, 8)), jnp.full((n,), 8))
+  keys = sampling.position_keys(jnp.zeros((n,), jnp.int32), model.draft_length)
+  propose = jax.jit(model.propose)
+  one, other = (propose(drafter.params, state, jnp.full((n,), 7), jnp.full((n,), 8), x, sampling) for x in (keys, keys.at[:, k].set(keys[::-1, k])))
+  np.testing.assert_array_equal(one.drafts[:, :k], other.drafts[:, :k])
+  np.testing.assert_array_equal(one.confidence[:, : k + 1], other.confidence[:, : k + 1])
+  changed = one.drafts[:, k] != other.drafts[:, k]
+  assert changed.sum() > 4 and np.all(one.confidence[changed, k + 1] != other.confidence[changed, k + 1])
+
+
 def test_training_equals_decoding():
   """Teacher-forced logits of a block are those that decoding gives when the true tokens are drafted."""
   target = toys.target()

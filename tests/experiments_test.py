@@ -5,6 +5,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -70,6 +71,27 @@ def test_training_commands(tmp_path):
   assert plain == spec
 
 
+@pytest.mark.slow
+def test_a_killed_training_goes_on(tmp_path):
+  """C91: killed in the middle of an epoch and started again, a training gives what it gives unharmed."""
+  command = lambda folder: (
+      "--config=configs/tiny/mtp.py:smoke", f"--workdir={tmp_path / folder}", "--config.steps=8", "--config.save_every=2")
+  log = lambda folder: [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
+  start("train_drafter", *command("whole"))
+  killed = subprocess.Popen([sys.executable, "-m", "experiments.train_drafter", *command("killed")], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  while killed.poll() is None and not ((tmp_path / "killed" / "metrics.jsonl").exists() and len(log("killed")) >= 3):
+    time.sleep(0.02)
+  assert killed.poll() is None, "it ended before it could be killed"
+  killed.kill()
+  killed.wait()
+  start("train_drafter", *command("killed"))
+  numbers = lambda folder: {(r["step"], k): v for r in log(folder) for k, v in r.items() if k != "seconds"}
+  assert numbers("whole") == numbers("killed") and (8, "loss") in numbers("whole")
+  assert len({(r["step"]) for r in log("killed") if "loss" in r}) == 4
+  weights = [(tmp_path / folder / "mtp" / "model.safetensors").read_bytes() for folder in ("whole", "killed")]
+  assert weights[0] == weights[1]
+
+
 def test_the_notebook_runs():
   """The code cells of every notebook, in order, as Colab would run them."""
   for path in (ROOT / "notebooks").glob("*.ipynb"):
@@ -86,6 +108,7 @@ def test_kernels_are_part_of_the_package():
   assert specdec_jax.kernels.__doc__
 
 
+@pytest.mark.slow
 def test_bench_training(tmp_path):
   start("bench_training", "--config=configs/tiny/training_speed.py:smoke", f"--workdir={tmp_path}")
   found = report.read(tmp_path / "results.jsonl")[0]["metrics"]

@@ -16,7 +16,7 @@ import pytest
 
 from specdec_jax.drafters.base import DraftOutputs
 from specdec_jax.models.decoder import head_table
-from specdec_jax.training import anchors, features, losses, trainer
+from specdec_jax.training import anchors, checkpoint, features, losses, trainer
 from specdec_jax.training.optimizer import adamw, learning_rate
 from tests import toys
 
@@ -186,6 +186,15 @@ def test_resume_gives_the_same_numbers(tmp_path):
   drop = lambda rows: [{k: v for k, v in r.items() if k != "seconds"} for r in rows]
   assert drop(logs[0]) == drop(logs[1]) and len(logs[0]) == 12
   assert len({r["noise"] for r in logs[0]}) == 12
+
+
+def test_a_work_folder_belongs_to_one_training(tmp_path):
+  """C77: a mask id, or anything else, that differs from the checkpoint's is refused on resume."""
+  facts = {"drafter": {"mask_token_id": 3, "layer_types": ["full"]}, "steps": 4}
+  checkpoint.claim(tmp_path, facts)
+  checkpoint.claim(tmp_path, facts)
+  with pytest.raises(ValueError, match="drafter.mask_token_id is 3, not 4; steps is 4, not 5"):
+    checkpoint.claim(tmp_path, {"drafter": {"mask_token_id": 4, "layer_types": ["full"]}, "steps": 5})
 
 
 def test_bad_loss_stops_with_the_step(tmp_path):

@@ -73,13 +73,12 @@ def make_update(loss_fn: Callable, tx: optax.GradientTransformation, micro_batch
 def fit(
     params, loss_fn: Callable, tx: optax.GradientTransformation, batch_at: Callable[[int], Any], steps: int,
     workdir: pathlib.Path, seed: int = 0, constants=None, log_every: int = 20, save_every: int = 200,
-    evaluate: Callable[[Any], dict[str, float]] | None = None, micro_batches: int = 1,
+    evaluate: Callable[[int, Any], dict[str, float]] | None = None, micro_batches: int = 1,
 ) -> Any:
   """Trains `params` for `steps` updates and returns them; resumes from `workdir`'s last checkpoint.
 
   batch_at(i) is the batch of update i (a `window` of them with micro_batches above 1), a pure function, so that the step
-  alone is the data position. `evaluate(params)`
-  runs at every checkpoint. Metrics go to workdir/metrics.jsonl and, for TensorBoard, to workdir/tensorboard. Raises
+  alone is the data position. `evaluate(step, params)` runs at every checkpoint. Metrics go to workdir/metrics.jsonl and, for TensorBoard, to workdir/tensorboard. Raises
   NonFiniteLoss.
   """
   workdir.mkdir(parents=True, exist_ok=True)
@@ -114,7 +113,7 @@ def fit(
       if saves:
         checkpoint.save(checkpoints, i + 1, state)
         if evaluate is not None:
-          found = {"step": i + 1, **evaluate(state.params)}
+          found = {"step": i + 1, **evaluate(i + 1, state.params)}
           write(found)
           bar.console.print(found)
   checkpoints.wait_until_finished()
