@@ -31,8 +31,8 @@ from specdec_jax.training.optimizer import adamw, learning_rate
 common.define("configs/tiny/dspark.py")
 
 
-def training_prompts(config, target: Target) -> list[tuple[str, list[int]]]:
-  """(domain, token ids) of training questions, those with answers of similar length together."""
+def training_prompts(config, target: Target) -> list[dict]:
+  """Training questions, name the domain, prompt the token ids; those with answers of similar length together."""
   rng = np.random.default_rng(config.seed)
   out = []
   for domain in corpus.DOMAINS:
@@ -40,7 +40,8 @@ def training_prompts(config, target: Target) -> list[tuple[str, list[int]]]:
     picked = [documents[i] for i in rng.permutation(len(documents))[: config.documents]]
     out += [(len(d.answer), domain, target.tokenizer.encode(chat_prompt(target.tokenizer, d.prompt))) for d in picked]
   out.sort(key=lambda x: ((len(x[2]) - 1).bit_length(), x[0]))
-  return [(domain, ids) for _, domain, ids in out if len(ids) <= config.row_length - config.max_new_tokens]
+  room = config.row_length - config.max_new_tokens
+  return [{"name": domain, "prompt": np.array(ids, np.int32)} for _, domain, ids in out if len(ids) <= room]
 
 
 def training_rows(config, target: Target, responses: list[dict], folder: pathlib.Path):
@@ -74,13 +75,20 @@ def main(argv):
   del argv
   config, workdir = common.settings()
   target = specdec_jax.load_target(config.target)
-  prompts = training_prompts(config, target)
+  made_from = {
+      "target": target.hash, "tokenizer": target.tokenizer.fingerprint(), "seed": config.seed, "documents": config.documents,
+      "row_length": config.row_length, "max_new_tokens": config.max_new_tokens}
+  asked = pipeline.read_or_write(pipeline.Prompts, workdir / "data", made_from, lambda: training_prompts(config, target))
+  prompts = [(x["name"].decode(), x["prompt"].tolist()) for x in (asked[i] for i in range(len(asked)))]
   responses = pathlib.Path(config.responses or workdir / "responses.jsonl")
   counts = regenerate(target, prompts, responses, config.response_batch, config.max_new_tokens, config.temperature, config.seed)
   rows = read_responses(responses)
   summary = {"responses": dict(counts), "response_tokens": sum(len(r["answer"]) for r in rows)}
   show(summary)
-  stored, packed = training_rows(config, target, rows, workdir / "rows")
+  pipeline.read_or_write(
+      pipeline.Responses, workdir / "data", {**made_from, **counts}, lambda: [
+          {**{k: r[k] for k in ("name", "reason")}, **{k: np.array(r[k], np.int32) for k in ("prompt", "answer")}} for r in rows])
+  stored, packed = training_rows(config, target, rows, workdir / "data")
 
   c = drafter_config(config, target)
   checkpoint.claim(workdir, {

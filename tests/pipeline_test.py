@@ -67,7 +67,7 @@ def test_rows_through_the_data_set(tmp_path):
   rows = packing.pack([([i, i + 1], [i + 2] * (1 + i % 3)) for i in range(1, 60)], 12)
   facts = {"tokenizer": "abc", "counts": {"complete": 59, "cut": 2}}
   folder = tmp_path / "new" / "data"
-  with pytest.raises(FileNotFoundError, match="no packed rows"):
+  with pytest.raises(FileNotFoundError, match="no packed_rows"):
     pipeline.open_rows(folder)
   pipeline.write_rows(folder, rows, facts)
   stored, found = pipeline.open_rows(folder, {"tokenizer": "abc"})
@@ -85,6 +85,22 @@ def test_rows_through_the_data_set(tmp_path):
     np.testing.assert_array_equal(whole.tokens[stream[i]["row"]], stream[i]["tokens"])
   with pytest.raises(pipeline.DatasetError, match="tokenizer is abc, not xyz"):
     pipeline.open_rows(folder, {"tokenizer": "xyz"})
+
+
+def test_prompts_and_responses_as_data_sets(tmp_path):
+  """Of any length, in their order; made once, and refused for other facts."""
+  tokens = lambda n: np.arange(n, dtype=np.int32)
+  asked = [{"name": f"é{i}", "prompt": tokens(i + 1)} for i in range(1500)]
+  answered = [{**x, "answer": tokens(3), "reason": "cut"} for x in asked[:4]]
+  stored = pipeline.read_or_write(pipeline.Prompts, tmp_path, {"target": "t"}, lambda: asked)
+  assert [stored[i]["name"].decode() for i in range(1500)] == [x["name"] for x in asked]
+  np.testing.assert_array_equal(stored[1234]["prompt"], tokens(1235))
+  again = pipeline.read_or_write(pipeline.Prompts, tmp_path, {"target": "t"}, lambda: pytest.fail("it was there"))
+  assert len(again) == 1500
+  replies = pipeline.read_or_write(pipeline.Responses, tmp_path, {"complete": 0, "cut": 4}, lambda: answered)
+  assert replies[3]["reason"] == b"cut" and replies[3]["answer"].tolist() == [0, 1, 2]
+  with pytest.raises(pipeline.DatasetError, match="target is t, not u"):
+    pipeline.read(pipeline.Prompts, tmp_path, {"target": "u"})
 
 
 def test_no_tensorflow():

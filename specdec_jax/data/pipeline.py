@@ -1,8 +1,8 @@
-"""Packed training rows as a TFDS data set (ArrayRecord, no TensorFlow), read at random through Grain."""
+"""Prompts, responses and packed training rows as TFDS data sets (ArrayRecord, no TensorFlow), read through Grain."""
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -16,47 +16,93 @@ class DatasetError(ValueError):
   """A stored data set that was made from something else; the message names the difference."""
 
 
-class PackedRows(tfds.core.GeneratorBasedBuilder):
-  """Rows of tokens, segments and answer marks; `facts` (tokenizer, template, target, counts by reason) are its metadata."""
+class _Stored(tfds.core.GeneratorBasedBuilder):
+  """Examples in their order; `facts` (tokenizer, template, target, counts by reason) are the metadata."""
 
   VERSION = tfds.core.Version("1.0.0")
 
-  def __init__(self, *, rows: Rows, facts: Mapping[str, Any], **options):
-    self._rows, self._facts = rows, dict(facts)
+  def __init__(self, *, examples: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], **options):
+    self._examples, self._facts = examples, dict(facts)
     super().__init__(file_format="array_record", **options)
 
+  def _features(self) -> dict[str, Any]:
+    raise NotImplementedError
+
   def _info(self) -> tfds.core.DatasetInfo:
-    length = self._rows.tokens.shape[1]
-    row = lambda dtype: tfds.features.Tensor(shape=(length,), dtype=dtype)
     return tfds.core.DatasetInfo(
-        builder=self, description="Packed rows of conversations.", metadata=tfds.core.MetadataDict(self._facts),
-        features=tfds.features.FeaturesDict({"tokens": row(np.int32), "segments": row(np.int32), "answer": row(np.bool_)}))
+        builder=self, description=type(self).__doc__, disable_shuffling=True, metadata=tfds.core.MetadataDict(self._facts),
+        features=tfds.features.FeaturesDict(self._features()))
 
   def _split_generators(self, dl_manager):
     del dl_manager
     return {"train": self._generate_examples()}
 
   def _generate_examples(self):
-    for i, (tokens, segments, answer) in enumerate(zip(self._rows.tokens, self._rows.segments, self._rows.answer)):
-      yield i, {"tokens": tokens.astype(np.int32), "segments": segments.astype(np.int32), "answer": answer}
+    yield from enumerate(self._examples)
 
 
-def write_rows(folder: pathlib.Path, rows: Rows, facts: Mapping[str, Any]) -> None:
-  """Stores rows under `folder` with what they were made from."""
-  PackedRows(rows=rows, facts=facts, data_dir=str(folder)).download_and_prepare()
+_TOKENS = tfds.features.Tensor(shape=(None,), dtype=np.int32)
 
 
-def open_rows(folder: pathlib.Path, wanted: Mapping[str, Any] | None = None) -> tuple[grain.MapDataset, dict[str, Any]]:
-  """(rows by number, each with its number as "row"; facts). Raises FileNotFoundError where nothing is stored, DatasetError for other facts than `wanted`."""
-  found = sorted(folder.glob("packed_rows/*/dataset_info.json"))
+class Prompts(_Stored):
+  """Token ids of prompts, each with the name of what it came from."""
+
+  def _features(self):
+    return {"name": tfds.features.Text(), "prompt": _TOKENS}
+
+
+class Responses(_Stored):
+  """A target's own answers to prompts."""
+
+  def _features(self):
+    return {"name": tfds.features.Text(), "prompt": _TOKENS, "answer": _TOKENS, "reason": tfds.features.Text()}
+
+
+class PackedRows(_Stored):
+  """Rows of tokens, segments and answer marks."""
+
+  def _features(self):
+    row = lambda dtype: tfds.features.Tensor(shape=self._examples[0]["tokens"].shape, dtype=dtype)
+    return {"tokens": row(np.int32), "segments": row(np.int32), "answer": row(np.bool_)}
+
+
+def write(kind: type[_Stored], folder: pathlib.Path, examples: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
+  """Stores examples under `folder` with what they were made from."""
+  kind(examples=examples, facts=facts, data_dir=str(folder)).download_and_prepare()
+
+
+def read(kind: type[_Stored], folder: pathlib.Path, wanted: Mapping[str, Any] | None = None) -> tuple[grain.MapDataset, dict[str, Any]]:
+  """(examples by number, in the order they were written; facts). Raises FileNotFoundError where nothing is stored,
+  DatasetError for other facts than `wanted`."""
+  found = sorted(folder.glob(f"{kind.name}/*/dataset_info.json"))
   if not found:
-    raise FileNotFoundError(f"{folder} holds no packed rows")
+    raise FileNotFoundError(f"{folder} holds no {kind.name}")
   builder = tfds.builder_from_directory(str(found[-1].parent))
   facts = json.loads(json.dumps(dict(builder.info.metadata or {})))
   wrong = [f"{k} is {facts.get(k)}, not {v}" for k, v in (wanted or {}).items() if facts.get(k) != v]
   if wrong:
-    raise DatasetError(f"the rows in {folder} were made from something else: {'; '.join(wrong)}")
-  source = grain.MapDataset.source(builder.as_data_source(split="train"))
+    raise DatasetError(f"the {kind.name} in {folder} were made from something else: {'; '.join(wrong)}")
+  return grain.MapDataset.source(builder.as_data_source(split="train")), facts
+
+
+def read_or_write(kind: type[_Stored], folder: pathlib.Path, facts: Mapping[str, Any], make: Callable[[], Sequence[Mapping[str, Any]]]) -> grain.MapDataset:
+  """The stored examples, after storing those that `make` gives where there are none. Raises DatasetError as `read` does."""
+  try:
+    return read(kind, folder, facts)[0]
+  except FileNotFoundError:
+    write(kind, folder, make(), facts)
+    return read(kind, folder, facts)[0]
+
+
+def write_rows(folder: pathlib.Path, rows: Rows, facts: Mapping[str, Any]) -> None:
+  """Stores packed rows."""
+  each = zip(rows.tokens.astype(np.int32), rows.segments.astype(np.int32), rows.answer, strict=True)
+  write(PackedRows, folder, [dict(zip(("tokens", "segments", "answer"), row, strict=True)) for row in each], facts)
+
+
+def open_rows(folder: pathlib.Path, wanted: Mapping[str, Any] | None = None) -> tuple[grain.MapDataset, dict[str, Any]]:
+  """As `read`, of packed rows, each with its number as "row"."""
+  source, facts = read(PackedRows, folder, wanted)
   size = len(source)  # Beyond the first epoch the index goes on.
   return source.map_with_index(lambda i, row: {**row, "row": i % size}), facts
 
