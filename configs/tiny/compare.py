@@ -13,10 +13,12 @@ from configs.tiny import quickstart
 def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c = quickstart.get_config(variant)
   del c.drafters
-  c.drafters = ml_collections.ConfigDict(dict(dspark=("tiny/dspark",)))  # one folder a training seed
-  c.baseline = "dspark"
+  names = ("mtp", "eagle3", "dflash", "dspark", "dflash2", "hybrid")
+  c.drafters = ml_collections.ConfigDict({name: (f"tiny/{name}",) for name in names})  # one folder a training seed
+  c.baseline = "dflash"
   c.prompts_per_dataset = 100
   c.batch = 20
   if variant == "smoke":
+    c.drafters, c.baseline = ml_collections.ConfigDict(dict(dspark=("tiny/dspark",))), "dspark"
     c.prompts_per_dataset, c.batch, c.max_new_tokens, c.temperatures = 2, 2, 8, (0.0,)
   return c

@@ -1,4 +1,4 @@
-"""The main job: the embedded target alone and with its drafter, on the shipped prompts of three domains.
+"""The main job: the embedded target alone and with every shipped drafter, on the shipped prompts of three domains.
 
   python -m experiments.quickstart          (make quickstart)
 
@@ -11,9 +11,9 @@ import ml_collections
 def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c = ml_collections.ConfigDict()
   c.target = "tiny"
-  c.drafters = ("tiny/dspark",)
+  c.drafters = ("tiny/mtp", "tiny/eagle3", "tiny/dflash", "tiny/dspark", "tiny/dflash2", "tiny/hybrid")
   c.prompts = ml_collections.ConfigDict(dict(maths="tiny", code="tiny", chat="tiny"))  # "tiny", or a {"turns": […]} JSONL
-  c.prompts_per_dataset = 24
+  c.prompts_per_dataset = 8
   c.system = ""
   c.temperatures = (0.0, 1.0)
   c.batch = 1
@@ -21,5 +21,6 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.seed = 0
   c.repeats = 1  # timed runs of every setting, interleaved; the best counts
   if variant == "smoke":
+    c.drafters = ("tiny/dspark",)
     c.prompts_per_dataset, c.batch, c.max_new_tokens, c.repeats = 2, 2, 16, 1
   return c
