@@ -49,7 +49,7 @@ def decode_all(config, target: Target, drafter: Drafter | None, prompts: Sequenc
     part = prompts[start : start + config.batch]
     filled = [*part, *part[:1] * (config.batch - len(part))]
     seeds = [config.seed + start + i for i in range(config.batch)]
-    done += specdec_jax.generate(target, drafter, filled, config.max_new_tokens, temperature=temperature, seed=seeds)[: len(part)]
+    done += specdec_jax.generate(target, drafter, filled, config.max_new_tokens, temperature=temperature, seed=seeds, rule=config.rule)[: len(part)]
   return done
 
 
@@ -94,7 +94,7 @@ def record(experiment: str, config, target: Target, dataset: str, prompts, tempe
     found["speedup"] = metrics.speedup(run.tokens_per_s, plain.tokens_per_s)
   return common.record(
       experiment, target, {"name": run.drafter.name, "hash": run.drafter.hash} if run.drafter else None, seed=config.seed,
-      dataset=dataset, temperature=temperature, concurrency=config.batch, rule="token", n_requests=len(run.done),
+      dataset=dataset, temperature=temperature, concurrency=config.batch, rule=config.rule, n_requests=len(run.done),
       n_rounds=sum(map(len, rounds)), speculation={"on": run.drafter is not None, "why": None if run.drafter else "baseline"},
       lossless=check(target, prompts, run, plain, temperature),
       compile={"count": run.executables, "seconds": max(run.warm_up - min(run.walls), 0.0)}, metrics=found,

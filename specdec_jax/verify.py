@@ -1,4 +1,5 @@
-"""Which drafts stand, and the one token after them: speculative sampling (arXiv 2211.17192, 2302.01318).
+"""Which drafts stand, and the one token after them: speculative sampling draft by draft (rule "token", arXiv 2211.17192,
+2302.01318), or over the block as a whole (rule "block", arXiv 2403.10444), which keeps as many drafts or more on average.
 
 Nothing here knows of models, drafters or schedules: probabilities, drafts and keys in, a verdict out.
 """
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from specdec_jax.sampling import Role, draw
 from specdec_jax.typing import Float, Int, Key
 
-RULES = ("token",)
+RULES = ("token", "block")
 
 
 @flax.struct.dataclass
@@ -23,6 +24,12 @@ class SparseDistribution:
   def at(self, tokens: Int["B L"]) -> Float["B L"]:
     """The probability of one token a row."""
     return jnp.sum(jnp.where(self.ids == tokens[..., None], self.probs, 0.0), -1)
+
+  def overlap(self, p: Float["B L V"]) -> Float["B L"]:
+    """Σ_v min(p, q) of every row, for any nonnegative p."""
+    same = self.ids[..., :, None] == self.ids[..., None, :]
+    mass = jnp.sum(jnp.where(same, self.probs[..., None, :], 0.0), -1)  # Of an id, every time that it occurs.
+    return jnp.sum(jnp.minimum(jnp.take_along_axis(p, self.ids, -1), mass) / same.sum(-1), -1)
 
   def row(self, index: Int["B"], vocab: int) -> Float["B V"]:
     """Row `index` of every request, dense."""
@@ -62,12 +69,13 @@ def accept(
   lengths = usable_lengths(drafts, lengths, p.shape[-1])
   if width:
     roles = jax.vmap(jax.vmap(lambda k: jax.random.fold_in(k, Role.ACCEPT)))(keys[:, :width])
-    accepted = accepted_prefix(p, q, drafts, lengths, jax.vmap(jax.vmap(jax.random.uniform))(roles))
+    uniforms = jax.vmap(jax.vmap(jax.random.uniform))(roles)
+    accepted, scale = accepted_block(p, q, drafts, lengths, uniforms) if rule == "block" else (accepted_prefix(p, q, drafts, lengths, uniforms), 1.0)
   else:
-    accepted = jnp.zeros((batch,), jnp.int32)
+    accepted, scale = jnp.zeros((batch,), jnp.int32), 1.0
   key = jnp.take_along_axis(keys, accepted[:, None], 1)[:, 0]
   role = jnp.where(accepted < lengths, Role.RECOVER, Role.BONUS)
-  return Verdict(accepted, draw(key, next_distribution(p, q, accepted, lengths), role))
+  return Verdict(accepted, draw(key, next_distribution(p, q, accepted, lengths, scale), role))
 
 
 def usable_lengths(drafts: Int["B L"], lengths: Int["B"], vocab: int) -> Int["B"]:
@@ -97,15 +105,49 @@ def accepted_prefix(p, q, drafts: Int["B L"], lengths: Int["B"], uniforms: Float
   return jnp.cumprod(keep, 1, dtype=jnp.int32).sum(1)
 
 
-def next_distribution(p, q, accepted: Int["B"], lengths: Int["B"]) -> Float["B V"]:
-  """norm(max(p − q, 0)) at the first rejected draft; p itself behind the last verified one, or where no mass is left."""
+def accepted_block(p, q, drafts: Int["B L"], lengths: Int["B"], uniforms: Float["B L"]) -> tuple[Int["B"], Float["B"]]:
+  """How many leading drafts stand by the block rule, and the `next_distribution` scale: the largest count whose own uniform
+  number is below its probability."""
+  stand, scales = block_acceptance(p, q, drafts, lengths)
+  counts = jnp.arange(1, drafts.shape[1] + 1)
+  accepted = jnp.max(jnp.where((uniforms < stand) & (counts <= lengths[:, None]), counts, 0), 1)
+  return accepted, jnp.take_along_axis(scales, accepted[:, None], 1)[:, 0]
+
+
+def block_acceptance(p, q, drafts: Int["B L"], lengths: Int["B"]) -> tuple[Float["B L"], Float["B L"]]:
+  """(h [B,L], P [B,L+1]) of the block rule (arXiv 2403.10444, Alg. 2): h_i, the probability that i drafts stand given that no
+  more do, and P_i = min(1, P_{i−1} · p_i/q_i), P_0 = 1, what of the target's mass the first i drafts carry.
+
+  With s_i = Σ_v max(P_i · p_{i+1} − q_{i+1}, 0): h_i = s_i/(s_i + 1 − P_i) before the last verified draft, and P_i at it.
+  """
+  def step(carried, now):
+    target, proposed = now
+    ratio = jnp.where(proposed > 0, carried * target / jnp.where(proposed > 0, proposed, 1.0), (target > 0) & (proposed == 0))
+    carried = jnp.minimum(ratio, 1.0)
+    return carried, carried
+
+  proposed = q.at(drafts) if isinstance(q, SparseDistribution) else _at(q, drafts)
+  first = jnp.ones(lengths.shape)
+  _, scales = jax.lax.scan(step, first, (_at(p[:, :-1], drafts).T, proposed.T))
+  scales = scales.T  # P_1 … P_L
+  scaled = scales[:, :-1, None] * p[:, 1:-1]
+  later = jax.tree.map(lambda x: x[:, 1:], q)
+  overlap = later.overlap(scaled) if isinstance(q, SparseDistribution) else jnp.minimum(scaled, later).sum(-1)
+  spare = jnp.pad(jnp.maximum(scaled.sum(-1) - overlap, 0.0), ((0, 0), (0, 1)))
+  inner = jnp.where(scales >= 1, 1.0, spare / jnp.maximum(spare + 1 - scales, 1e-30))
+  last = jnp.arange(1, drafts.shape[1] + 1) == lengths[:, None]
+  return jnp.where(last, scales, inner), jnp.concatenate([first[:, None], scales], 1)
+
+
+def next_distribution(p, q, accepted: Int["B"], lengths: Int["B"], scale: Float["B"] | float = 1.0) -> Float["B V"]:
+  """norm(max(scale · p − q, 0)) at the first rejected draft; p itself behind the last verified one, or where no mass is left."""
   pick = lambda x: jnp.take_along_axis(x, accepted[:, None, None], 1)[:, 0]
   row = pick(p)
   if not _width(q):
     return row
   at = jnp.minimum(accepted, _width(q) - 1)
   proposed = q.row(at, row.shape[-1]) if isinstance(q, SparseDistribution) else jnp.take_along_axis(q, at[:, None, None], 1)[:, 0]
-  residual = jnp.maximum(row - proposed, 0.0)
+  residual = jnp.maximum(jnp.broadcast_to(scale, lengths.shape)[:, None] * row - proposed, 0.0)
   mass = residual.sum(-1, keepdims=True)
   use = (accepted < lengths)[:, None] & (mass > 1e-8)
   return jnp.where(use, residual / jnp.where(use, mass, 1.0), row)

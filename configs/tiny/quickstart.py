@@ -16,6 +16,7 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.prompts_per_dataset = 8
   c.system = ""
   c.temperatures = (0.0, 1.0)
+  c.rule = "token"  # or block
   c.batch = 1
   c.max_new_tokens = 96
   c.seed = 0
