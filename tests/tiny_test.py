@@ -1,4 +1,4 @@
-"""The embedded target and its drafter, on every shipped prompt."""
+"""The embedded target and its drafters, on every shipped prompt."""
 
 import os
 import pathlib
@@ -13,6 +13,7 @@ from specdec_jax.data.prompts import chat_prompt, shipped_prompts
 
 ROOT = pathlib.Path(__file__).parents[1]
 NEW = 32
+SHIPPED = ("mtp", "eagle3", "dflash", "dspark", "dflash2", "hybrid")
 
 
 def decode(target, drafter, texts, batch):
@@ -25,19 +26,21 @@ def decode(target, drafter, texts, batch):
 
 def greedy_text_is_the_targets_on_every_shipped_prompt():
   target = specdec_jax.load_target("tiny")
-  drafter = specdec_jax.load_drafter("tiny/dspark", target)
+  drafters = {name: specdec_jax.load_drafter(f"tiny/{name}", target) for name in SHIPPED}
   texts = [chat_prompt(target.tokenizer, p) for domain in corpus.DOMAINS for p in shipped_prompts("tiny", domain)]
   assert len(texts) >= 120
   texts.sort(key=lambda t: len(target.tokenizer.encode(t)))
   plain = decode(target, None, texts, 8)
-  assert decode(target, drafter, texts, 8) == plain
-  assert decode(target, drafter, texts, 1) == plain
+  for name, drafter in drafters.items():
+    assert decode(target, drafter, texts, 8) == plain, name
+  assert decode(target, drafters["dspark"], texts, 1) == plain
+  assert decode(target, drafters["eagle3"], texts[::6], 1) == plain[::6]
   assert decode(target, None, texts[::6], 1) == plain[::6]
 
 
 @pytest.mark.slow
 def test_greedy_text_is_the_targets_on_every_shipped_prompt():
-  """Contract 1: float32, batch 1 and batch 8, with and without the drafter: one text. In a process of its own, with the
+  """Contract 1: float32, batch 1 and batch 8, with and without the drafters: one text. In a process of its own, with the
   optimised code that users run: there is more to compute than to compile."""
   environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
   command = f"from tests import tiny_test; tiny_test.{greedy_text_is_the_targets_on_every_shipped_prompt.__name__}()"
