@@ -26,13 +26,13 @@ def settings() -> tuple[ConfigDict, pathlib.Path]:
 
 
 def record(experiment: str, target: Target, drafter: dict[str, Any] | None = None, **fields) -> dict[str, Any]:
-  """A results record: what ran, where and on which versions, and `fields`; without them it is no decoding that is reported.
+  """A results record: what ran, where and on which versions, and `fields`; what they leave out did not come up.
 
   drafter: name and hash.
   """
   measured = {
-      "seed": 0, "dataset": "synthetic", "temperature": 0.0, "concurrency": 1, "schedule": "fixed", "n_requests": 0, "n_rounds": 0,
-      "speculation": {"on": False, "why": "baseline"}, "lossless": {"contract": None, "identical": None, "n": 0, "holds": None},
+      "seed": None, "dataset": None, "temperature": None, "concurrency": None, "schedule": None, "n_requests": 0, "n_rounds": 0,
+      "speculation": {"on": False, "why": None}, "lossless": {"contract": None, "identical": None, "n": 0, "holds": None},
       "compile": {"count": None, "seconds": None}}
   return {
       "experiment": experiment, "config": _config_file(), "overrides": dict(config_flags.get_override_values(flags.FLAGS["config"])),

@@ -83,7 +83,7 @@ def check(target: Target, prompts, run: Run, plain: Run, temperature: float) -> 
   return {"contract": 3, "identical": None, "n": len(run.done), "z": z if math.isfinite(z) else None, "holds": abs(z) <= Z_FAULT}
 
 
-def record(experiment: str, config, target: Target, dataset: str, prompts, temperature: float, run: Run, plain: Run) -> dict:
+def result(experiment: str, config, target: Target, dataset: str, prompts, temperature: float, run: Run, plain: Run) -> dict:
   """The results record of one run."""
   rounds = [c.rounds for c in run.done]
   found = metrics.acceptance(rounds) if run.drafter else {}
@@ -94,7 +94,7 @@ def record(experiment: str, config, target: Target, dataset: str, prompts, tempe
     found["speedup"] = metrics.speedup(run.tokens_per_s, plain.tokens_per_s)
   return common.record(
       experiment, target, {"name": run.drafter.name, "hash": run.drafter.hash} if run.drafter else None, seed=config.seed,
-      dataset=dataset, temperature=temperature, concurrency=config.batch, rule=config.rule, n_requests=len(run.done),
+      dataset=dataset, temperature=temperature, concurrency=config.batch, schedule="fixed", rule=config.rule, n_requests=len(run.done),
       n_rounds=sum(map(len, rounds)), speculation={"on": run.drafter is not None, "why": None if run.drafter else "baseline"},
       lossless=check(target, prompts, run, plain, temperature),
       compile={"count": run.executables, "seconds": max(run.warm_up - min(run.walls), 0.0)}, metrics=found,

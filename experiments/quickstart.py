@@ -10,7 +10,7 @@ from rich import progress
 
 import specdec_jax
 from experiments import common
-from experiments.measure import load_prompts, measure, record
+from experiments.measure import load_prompts, measure, result
 from specdec_jax import report
 
 common.define("configs/tiny/quickstart.py")
@@ -37,7 +37,7 @@ def main(argv):
         tick = lambda note, where=f"{dataset}, temperature {temperature:g}: ": bar.update(task, advance=1, note=where + note)
         runs = measure(config, target, drafters, ids, temperature, tick)
         for run in runs:
-          records.append(record("quickstart", config, target, dataset, ids, temperature, run, runs[0]))
+          records.append(result("quickstart", config, target, dataset, ids, temperature, run, runs[0]))
           report.append(results, records[-1])
   screen.print(report.table(records, report.COLUMNS))
   path = report.write_report(records, workdir, f"Quickstart: {target.name}")

@@ -24,7 +24,7 @@ from specdec_jax.data.regenerate import read_responses, regenerate
 from specdec_jax.drafters import drafter_model
 from specdec_jax.drafters.base import Drafter
 from specdec_jax.models.target import Target
-from specdec_jax.training import checkpoint, features, trainer
+from specdec_jax.training import features, trainer
 from specdec_jax.training.objective import initial
 from specdec_jax.training.optimizer import adamw, learning_rate
 
@@ -33,10 +33,10 @@ common.define("configs/tiny/dspark.py")
 
 def training_prompts(config, target: Target) -> list[dict]:
   """Training questions, name the domain, prompt the token ids; those with answers of similar length together."""
-  rng = np.random.default_rng(config.seed)
+  rng = np.random.default_rng(config.data_seed)
   out = []
   for domain in corpus.DOMAINS:
-    documents = [d for d in corpus.documents(domain, config.seed) if not corpus.is_evaluation(d.source) and len(d.answer) < 600]
+    documents = [d for d in corpus.documents(domain, config.data_seed) if not corpus.is_evaluation(d.source) and len(d.answer) < 600]
     picked = [documents[i] for i in rng.permutation(len(documents))[: config.documents]]
     out += [(len(d.answer), domain, target.tokenizer.encode(chat_prompt(target.tokenizer, d.prompt))) for d in picked]
   out.sort(key=lambda x: ((len(x[2]) - 1).bit_length(), x[0]))
@@ -44,18 +44,30 @@ def training_prompts(config, target: Target) -> list[dict]:
   return [{"name": domain, "prompt": np.array(ids, np.int32)} for _, domain, ids in out if len(ids) <= room]
 
 
-def training_rows(config, target: Target, responses: list[dict], folder: pathlib.Path):
-  """The responses, shuffled, packed and stored as a data set, or the stored ones: (rows by number, all of them in memory)."""
-  digest = hashlib.sha256(json.dumps([[r["prompt"], r["answer"]] for r in responses]).encode()).hexdigest()[:16]
-  facts = {"target": target.hash, "tokenizer": target.tokenizer.fingerprint(), "responses": digest, "row_length": config.row_length, "seed": config.seed}
-  try:
-    stored, _ = pipeline.open_rows(folder, facts)
-  except FileNotFoundError:
-    order = np.random.default_rng(config.seed).permutation(len(responses))
-    packed = packing.pack(((responses[i]["prompt"], responses[i]["answer"]) for i in order), config.row_length)
-    pipeline.write_rows(folder, packed, facts)
-    stored, _ = pipeline.open_rows(folder, facts)
-  return stored, pipeline.all_rows(stored)
+def training_data(config, target: Target, workdir: pathlib.Path):
+  """The target's responses to the training questions, shuffled and packed: (rows by number as stored, all of them in memory,
+  facts of the responses). Prompts, responses and rows are data sets under workdir/data."""
+  folder, seed = workdir / "data", config.data_seed
+  made_from = {"target": target.hash, "tokenizer": target.tokenizer.fingerprint(), **{k: config[k] for k in (
+      "data_seed", "documents", "row_length", "max_new_tokens", "temperature")}}
+  asked = pipeline.read_or_write(pipeline.Prompts, folder, made_from, lambda: training_prompts(config, target))
+  prompts = [(x["name"].decode(), x["prompt"].tolist()) for x in (asked[i] for i in range(len(asked)))]
+  path = pathlib.Path(config.responses or workdir / "responses.jsonl")
+  counts = regenerate(target, prompts, path, config.response_batch, config.max_new_tokens, config.temperature, seed)
+  found = read_responses(path)
+  if not found:
+    raise ValueError(f"{path} holds no usable response: {dict(counts)}")
+  made_from |= {"responses": hashlib.sha256(path.read_bytes()).hexdigest()[:16], **counts}
+  tokens = lambda row: {k: np.array(row[k], np.int32) for k in ("prompt", "answer")}
+  said = pipeline.read_or_write(
+      pipeline.Responses, folder, made_from, lambda: [{"name": r["name"], "reason": r["reason"], **tokens(r)} for r in found])
+
+  def packed():
+    order = np.random.default_rng(seed).permutation(len(said))
+    return pipeline.row_examples(packing.pack(((r["prompt"].tolist(), r["answer"].tolist()) for r in (said[i] for i in order)), config.row_length))
+
+  stored = pipeline.numbered(pipeline.read_or_write(pipeline.PackedRows, folder, made_from, packed))
+  return stored, pipeline.all_rows(stored), {"responses": dict(counts), "response_tokens": sum(len(r["answer"]) for r in found)}
 
 
 def cached_features(config, target: Target, taps, packed: packing.Rows) -> feature_cache.FeatureCache | None:
@@ -75,28 +87,12 @@ def main(argv):
   del argv
   config, workdir = common.settings()
   target = specdec_jax.load_target(config.target)
-  made_from = {
-      "target": target.hash, "tokenizer": target.tokenizer.fingerprint(), "seed": config.seed, "documents": config.documents,
-      "row_length": config.row_length, "max_new_tokens": config.max_new_tokens}
-  asked = pipeline.read_or_write(pipeline.Prompts, workdir / "data", made_from, lambda: training_prompts(config, target))
-  prompts = [(x["name"].decode(), x["prompt"].tolist()) for x in (asked[i] for i in range(len(asked)))]
-  responses = pathlib.Path(config.responses or workdir / "responses.jsonl")
-  counts = regenerate(target, prompts, responses, config.response_batch, config.max_new_tokens, config.temperature, config.seed)
-  rows = read_responses(responses)
-  summary = {"responses": dict(counts), "response_tokens": sum(len(r["answer"]) for r in rows)}
-  show(summary)
-  pipeline.read_or_write(
-      pipeline.Responses, workdir / "data", {**made_from, **counts}, lambda: [
-          {**{k: r[k] for k in ("name", "reason")}, **{k: np.array(r[k], np.int32) for k in ("prompt", "answer")}} for r in rows])
-  stored, packed = training_rows(config, target, rows, workdir / "data")
-
   c = drafter_config(config, target)
-  checkpoint.claim(workdir, {
-      "drafter": c.to_published(), "target": target.hash, "loss": config.loss.to_dict(),
-      **{k: config[k] for k in ("seed", "batch", "row_length", "anchors", "anchor_rule", "ce_share", "steps", "learning_rate")}})
   model = drafter_model(c)
+  loss = objective(config, target, model)
+  stored, packed, summary = training_data(config, target, workdir)
   trainable, frozen = initial(model, target, packed, config.seed)
-  show({"drafter": config.name, "trainable_parameters": sum(x.size for x in jax.tree.leaves(trainable)), "rows": len(packed.tokens)})
+  show({**summary, "drafter": config.name, "trainable_parameters": sum(x.size for x in jax.tree.leaves(trainable)), "rows": len(packed.tokens)})
   cache = cached_features(config, target, model.taps, packed)
 
   stream = pipeline.batches(stored, config.batch, config.seed)
@@ -119,13 +115,16 @@ def main(argv):
       out[f"accepted_length/{domain}"] = found["accepted_length"]
       report.append(workdir / "results.jsonl", common.record(
           "train_drafter", target, {"name": config.name, "hash": None}, seed=config.seed, dataset=domain, temperature=1.0,
-          concurrency=len(texts), n_requests=len(texts), n_rounds=found["rounds"], speculation={"on": True, "why": None},
+          concurrency=len(texts), schedule="fixed", n_requests=len(texts), n_rounds=found["rounds"], speculation={"on": True, "why": None},
           metrics=found, notes=f"step {step}"))
     return out
 
   trained = trainer.fit(
-      trainable, objective(config, target, model), adamw(learning_rate(config.learning_rate, config.steps)), batch_at, config.steps, workdir, config.seed,
-      {"target": target.params, "frozen": frozen}, save_every=config.save_every, evaluate=evaluate)
+      trainable, loss, adamw(learning_rate(config.learning_rate, config.steps)), batch_at, config.steps, workdir, config.seed,
+      {"target": target.params, "frozen": frozen}, save_every=config.save_every, evaluate=evaluate, facts={
+          "drafter": c.to_published(), "target": target.hash, "rows": hashlib.sha256(packed.tokens.tobytes()).hexdigest()[:16],
+          "loss": config.loss.to_dict(), "features": config.feature_dtype if cache is not None else "on the fly", **{k: config[k] for k in (
+              "seed", "batch", "anchors", "anchor_rule", "ce_share", "steps", "learning_rate")}})
   folder = workdir / config.name
   specdec_jax.export(finished(trained), folder, dtype="bfloat16")
   (folder / "training.json").write_text(json.dumps(

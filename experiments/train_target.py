@@ -100,7 +100,7 @@ def main(argv):
 
   loss = functools.partial(next_token_loss, decoder, config.prompt_weight)
   tx = adamw(learning_rate(config.learning_rate, steps, final_share=0.05), betas=(0.9, 0.98), weight_decay=config.weight_decay)
-  params = trainer.fit(params, loss, tx, batch_at, steps, workdir, config.seed)
+  params = trainer.fit(params, loss, tx, batch_at, steps, workdir, config.seed, facts={**config.to_dict(), "steps": steps})
   params = ordinary_unseen_rows(params, rows.tokens)
 
   report = {}

@@ -29,6 +29,7 @@ FORMULAS: dict[str, str] = {
   "requests": "requests measured, those without a round included",
   "longest_repeat": "longest run of one equal token in the output",
   "tokens_per_s": "delivered tokens / wall seconds (compile and warm-up outside)",
+  "training_tokens_per_s": "rows · row length / wall seconds of one training step",
   "speedup": "tokens_per_s / tokens_per_s of the matched autoregressive run (same prompts, budget, stops, concurrency, process)",
   "ttft": "seconds from request to first token; p50, p90, p99, n",
   "tpot": "(last − first token time) / (tokens − 1), seconds; p50, p90, p99, n",

@@ -99,6 +99,11 @@ def test_regeneration_resumes(tmp_path):
   assert set(counts) >= {"cut"}
   lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
   (tmp_path / "again.jsonl").write_text("".join(lines[:4]) + lines[4][:20])
+  with pytest.raises(ValueError, match="unknown origin"):
+    regenerate(target, asked, tmp_path / "again.jsonl", 2, 12, 1.0, seed=4)
+  (tmp_path / "again.json").write_text((tmp_path / "whole.json").read_text())
+  with pytest.raises(ValueError, match="temperature is 1.0, not 0.5"):
+    regenerate(target, asked, tmp_path / "again.jsonl", 2, 12, 0.5, seed=4)
   regenerate(target, asked, tmp_path / "again.jsonl", 2, 12, 1.0, seed=4)
   again = read_responses(tmp_path / "again.jsonl", usable=False)
   key = lambda rows: sorted((r["index"], r["answer"], r["reason"][:5]) for r in rows)

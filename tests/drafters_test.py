@@ -21,6 +21,7 @@ from specdec_jax.hub.layout import TensorError
 from specdec_jax.models.decoder import head_table
 from specdec_jax.sampling import make_sampling
 from specdec_jax.training import anchors, features, losses
+from specdec_jax.training.objective import FROZEN, Objective
 from tests import toys
 
 TOKENS = jnp.asarray((np.arange(36).reshape(2, 18) * 11 + 5) % 59, jnp.int32)
@@ -370,4 +371,28 @@ def test_anchors_of_serial_drafters_are_columns_of_the_whole(name):
   np.testing.assert_allclose(again, reference, rtol=1e-5)
   np.testing.assert_allclose(everything, rows, atol=1e-5)
   assert 0 < int(some_metrics["valid_tokens@0"]) < int(metrics["valid_tokens@0"]) == int(reference_metrics["valid_tokens@0"])
-  assert float(total) != float(again)
+  each = [found(whole.replace(anchors=picked[:, j : j + 1]), ANSWER)[1][0] for j in range(picked.shape[1])]
+  np.testing.assert_allclose(total, np.mean(each), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mtp", "dflash"])
+def test_objective(name):
+  """Anchors beyond the candidates change no mean over those that count; a block drafter needs one; before `ce_share` TV is
+  left out."""
+  target, drafter = toys.target(), make(name)
+  with pytest.raises(ValueError, match="needs at least 1"):
+    Objective(target, make("dflash").model, 0)
+  frozen = {k: drafter.params[k] for k in FROZEN if k in drafter.params}
+  trainable = {k: v for k, v in drafter.params.items() if k not in FROZEN}
+  batch = {"tokens": TOKENS, "segments": SEGMENTS, "answer": SEGMENTS == 2}  # Eight answer tokens in row 0, none in row 1.
+  run = lambda n, progress: jax.jit(Objective(target, drafter.model, n, ce_share=0.5, loss=losses.BlockLoss(decay=None)))(
+      trainable, {**batch, "progress": jnp.float32(progress)}, jax.random.key(1), {"target": target.params, "frozen": frozen})
+  (few, few_metrics), (many, many_metrics) = run(8, 1.0), run(18, 1.0)
+  if name == "mtp":  # A mean over all columns that were picked, those that do not count too.
+    assert int(few_metrics["valid_tokens@0"]) == int(many_metrics["valid_tokens@0"]) == 7
+    np.testing.assert_allclose(few * 8, many * 18, rtol=1e-5)
+  else:
+    assert int(few_metrics["valid_tokens"]) == int(many_metrics["valid_tokens"]) > 0
+    np.testing.assert_allclose(few, many, rtol=1e-5)
+    early, found = run(8, 0.25)
+    np.testing.assert_allclose(early, found["ce_loss"], rtol=1e-5)

@@ -68,23 +68,23 @@ def test_rows_through_the_data_set(tmp_path):
   facts = {"tokenizer": "abc", "counts": {"complete": 59, "cut": 2}}
   folder = tmp_path / "new" / "data"
   with pytest.raises(FileNotFoundError, match="no packed_rows"):
-    pipeline.open_rows(folder)
-  pipeline.write_rows(folder, rows, facts)
-  stored, found = pipeline.open_rows(folder, {"tokenizer": "abc"})
+    pipeline.read(pipeline.PackedRows, folder)
+  stored = pipeline.numbered(pipeline.read_or_write(pipeline.PackedRows, folder, facts, lambda: pipeline.row_examples(rows)))
+  again, found = pipeline.read(pipeline.PackedRows, folder, {"tokenizer": "abc"})
   assert found == facts and len(stored) == len(rows.tokens)
   every = lambda name: sorted(map(tuple, (stored[i][name].tolist() for i in range(len(stored)))))
   for name in ("tokens", "segments", "answer"):
     assert every(name) == sorted(map(tuple, getattr(rows, name).tolist()))
   size = len(stored)
   stream = pipeline.batches(stored, 4, seed=3)
-  np.testing.assert_array_equal(stream[5]["tokens"], pipeline.batches(pipeline.open_rows(folder)[0], 4, seed=3)[5]["tokens"])
+  np.testing.assert_array_equal(stream[5]["tokens"], pipeline.batches(again, 4, seed=3)[5]["tokens"])
   epoch = np.concatenate([stream[i]["tokens"] for i in range(-(-size // 4))])[:size]
   assert sorted(map(tuple, epoch.tolist())) == every("tokens") and not np.array_equal(epoch, [stored[i]["tokens"] for i in range(size)])
   whole = pipeline.all_rows(stored)
   for i in (2, 70):  # In the first epoch, and far behind it.
     np.testing.assert_array_equal(whole.tokens[stream[i]["row"]], stream[i]["tokens"])
   with pytest.raises(pipeline.DatasetError, match="tokenizer is abc, not xyz"):
-    pipeline.open_rows(folder, {"tokenizer": "xyz"})
+    pipeline.read(pipeline.PackedRows, folder, {"tokenizer": "xyz"})
 
 
 def test_prompts_and_responses_as_data_sets(tmp_path):

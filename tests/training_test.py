@@ -16,7 +16,7 @@ import pytest
 
 from specdec_jax.drafters.base import DraftOutputs
 from specdec_jax.models.decoder import head_table
-from specdec_jax.training import anchors, checkpoint, features, losses, trainer
+from specdec_jax.training import anchors, features, losses, trainer
 from specdec_jax.training.optimizer import adamw, learning_rate
 from tests import toys
 
@@ -189,12 +189,35 @@ def test_resume_gives_the_same_numbers(tmp_path):
 
 
 def test_a_work_folder_belongs_to_one_training(tmp_path):
-  """C77: a mask id, or anything else, that differs from the checkpoint's is refused on resume."""
+  """C77: a mask id, or anything else, that differs from the checkpoint's is refused on resume; so is a checkpoint of unknown
+  origin."""
   facts = {"drafter": {"mask_token_id": 3, "layer_types": ["full"]}, "steps": 4}
-  checkpoint.claim(tmp_path, facts)
-  checkpoint.claim(tmp_path, facts)
+  fit(tmp_path, 6, facts=facts)
+  fit(tmp_path, 6, facts=facts)
   with pytest.raises(ValueError, match="drafter.mask_token_id is 3, not 4; steps is 4, not 5"):
-    checkpoint.claim(tmp_path, {"drafter": {"mask_token_id": 4, "layer_types": ["full"]}, "steps": 5})
+    fit(tmp_path, 6, facts={"drafter": {"mask_token_id": 4, "layer_types": ["full"]}, "steps": 5})
+  (tmp_path / "claim.json").unlink()
+  with pytest.raises(ValueError, match="unknown origin"):
+    fit(tmp_path, 6, facts=facts)
+
+
+def test_an_evaluation_that_fails_is_done_again(tmp_path):
+  """It comes before its checkpoint; a resumed run logs every step once and goes on counting seconds."""
+  def evaluate(step, params, broken):
+    if broken:
+      raise KeyboardInterrupt
+    return {"found": step}
+
+  with pytest.raises(KeyboardInterrupt):
+    fit(tmp_path, 12, evaluate=functools.partial(evaluate, broken=True))
+  fit(tmp_path, 6, evaluate=functools.partial(evaluate, broken=False))
+  with (tmp_path / "metrics.jsonl").open("a") as log:
+    log.write('{"step": 9, "loss": 1}\n{"ste')  # A killed run got further than its checkpoint.
+  fit(tmp_path, 12, evaluate=functools.partial(evaluate, broken=False))
+  rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+  assert [r["step"] for r in rows] == [1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 10, 11, 12, 12] and [r["step"] for r in rows if "found" in r] == [6, 12]
+  seconds = [r["seconds"] for r in rows if "seconds" in r]
+  assert seconds == sorted(seconds)
 
 
 def test_bad_loss_stops_with_the_step(tmp_path):

@@ -10,7 +10,8 @@ import ml_collections
 
 def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c = ml_collections.ConfigDict()
-  c.seed = 0
+  c.seed = 0  # initialisation, anchors, order of the batches
+  c.data_seed = 0  # prompts, responses, packing
   c.name = "dspark"
   c.target = "tiny"
   c.mask_token = "<|mask|>"

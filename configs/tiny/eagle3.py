@@ -16,5 +16,5 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.drafter = ml_collections.ConfigDict(dict(
       kind="eagle3", taps=(0, 1, 3, 4, 6), steps=7, own_embedding=False))
   if variant == "full":
-    c.learning_rate, c.anchors = 3e-3, 96  # About the work of a block drafter's step.
+    c.learning_rate = 3e-3
   return c

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from specdec_jax import facts
 from specdec_jax.data.packing import Rows
 from specdec_jax.models.target import Target
 from specdec_jax.typing import Float
@@ -96,9 +97,9 @@ def open_cache(folder: pathlib.Path, target: Target, taps: Sequence[int], rows: 
   if not path.exists():
     raise FileNotFoundError(f"{folder} holds no complete feature cache")
   found, wanted = json.loads(path.read_text()), describe(target, taps, rows, dtype)
-  wrong = [f"{k} is {found.get(k)}, not {wanted[k]}" for k in wanted if found.get(k) != wanted[k]]
+  wrong = facts.differences(found, wanted)
   if wrong:
-    raise FeatureCacheError(f"the feature cache {folder} belongs to something else: {'; '.join(wrong)}")
+    raise FeatureCacheError(f"the feature cache {folder} belongs to something else: {wrong}")
   return FeatureCache(*_arrays(folder, wanted, "r"))
 
 

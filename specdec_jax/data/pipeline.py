@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from specdec_jax.data.packing import Rows
+from specdec_jax.facts import differences
 
 
 class DatasetError(ValueError):
@@ -79,9 +80,9 @@ def read(kind: type[_Stored], folder: pathlib.Path, wanted: Mapping[str, Any] | 
     raise FileNotFoundError(f"{folder} holds no {kind.name}")
   builder = tfds.builder_from_directory(str(found[-1].parent))
   facts = json.loads(json.dumps(dict(builder.info.metadata or {})))
-  wrong = [f"{k} is {facts.get(k)}, not {v}" for k, v in (wanted or {}).items() if facts.get(k) != v]
+  wrong = differences(facts, wanted or {})
   if wrong:
-    raise DatasetError(f"the {kind.name} in {folder} were made from something else: {'; '.join(wrong)}")
+    raise DatasetError(f"the {kind.name} in {folder} were made from something else: {wrong}")
   return grain.MapDataset.source(builder.as_data_source(split="train")), facts
 
 
@@ -94,17 +95,16 @@ def read_or_write(kind: type[_Stored], folder: pathlib.Path, facts: Mapping[str,
     return read(kind, folder, facts)[0]
 
 
-def write_rows(folder: pathlib.Path, rows: Rows, facts: Mapping[str, Any]) -> None:
-  """Stores packed rows."""
+def row_examples(rows: Rows) -> list[dict[str, np.ndarray]]:
+  """Packed rows as examples of `PackedRows`."""
   each = zip(rows.tokens.astype(np.int32), rows.segments.astype(np.int32), rows.answer, strict=True)
-  write(PackedRows, folder, [dict(zip(("tokens", "segments", "answer"), row, strict=True)) for row in each], facts)
+  return [dict(zip(("tokens", "segments", "answer"), row, strict=True)) for row in each]
 
 
-def open_rows(folder: pathlib.Path, wanted: Mapping[str, Any] | None = None) -> tuple[grain.MapDataset, dict[str, Any]]:
-  """As `read`, of packed rows, each with its number as "row"."""
-  source, facts = read(PackedRows, folder, wanted)
-  size = len(source)  # Beyond the first epoch the index goes on.
-  return source.map_with_index(lambda i, row: {**row, "row": i % size}), facts
+def numbered(examples: grain.MapDataset) -> grain.MapDataset:
+  """Every example with its number as "row", also behind the first epoch, where the index goes on."""
+  size = len(examples)
+  return examples.map_with_index(lambda i, row: {**row, "row": i % size})
 
 
 def all_rows(rows: grain.MapDataset) -> Rows:

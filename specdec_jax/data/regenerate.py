@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich import progress
 
 from specdec_jax.decode import Completion, NoPromptServed, generate
+from specdec_jax.facts import claim
 from specdec_jax.models.target import Target
 
 
@@ -19,9 +20,11 @@ def regenerate(
 
   Prompts that `path` already answers are skipped, so a killed run goes on where it stopped; request i always has the seed
   seed + i. Answers cut at max_new_tokens are kept and counted as "cut"; empty ones (an end of sequence at once) and
-  prompts in error are counted and written with their reason, never used. Returns the counts by reason.
+  prompts in error are counted and written with their reason, never used. Returns the counts by reason. What the answers
+  were made with stands beside them; raises ValueError for a file made with something else, or for other prompts.
   """
-  path.parent.mkdir(parents=True, exist_ok=True)
+  made_from = {"target": target.hash, "max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+  claim(path.with_suffix(".json"), made_from, started=path.exists())
   done = {row["index"]: row["prompt"] for row in read_responses(path, usable=False)} if path.exists() else {}
   changed = [i for i, prompt in done.items() if i >= len(prompts) or prompt != list(prompts[i][1])]
   if changed:

@@ -13,7 +13,7 @@ from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal
 from specdec_jax.models.cache import Cache, init_cache, write_layer
 from specdec_jax.models.layers import MLP, Attention, Head, Projection, RMSNorm, attend, masked_softmax, rotary_angles
 from specdec_jax.sampling import Role, Sampling, distribution, draw, greedy_tokens
-from specdec_jax.typing import Float, Int
+from specdec_jax.typing import Bool, Float, Int
 from specdec_jax.verify import SparseDistribution
 
 
@@ -140,14 +140,16 @@ class SerialNetwork(nn.Module):
     return self.logits(self(batch).hidden)
 
 
-def attend_own(q: Float["B A K G H"], keys: Float["B S K H"], values: Float["B S K H"], visible, own, valid) -> Float["B A K G H"]:
+def attend_own(
+    q: Float["B A K G H"], keys: Float["B S K H"], values: Float["B S K H"], visible: Bool["B A S"], own, valid: Bool["B A"],
+) -> Float["B A K G H"]:
   """Queries attend to the past that they see and to their own column's entries `own`, under one softmax."""
-  scores = jnp.einsum("bskgh,btkh->bskgt", q, keys, preferred_element_type=jnp.float32)
-  mine = [jnp.einsum("bskgh,bskh->bskg", q, k, preferred_element_type=jnp.float32)[..., None] for k, _ in own]
+  scores = jnp.einsum("bakgh,bskh->bakgs", q, keys, preferred_element_type=jnp.float32)
+  mine = [jnp.einsum("bakgh,bakh->bakg", q, k, preferred_element_type=jnp.float32)[..., None] for k, _ in own]
   sees = jnp.concatenate([visible, *(valid[..., None] for _ in own)], -1)[:, :, None, None]
   weights = masked_softmax(jnp.concatenate([scores, *mine], -1) / math.sqrt(q.shape[-1]), sees).astype(q.dtype)
   size = keys.shape[1]
-  out = jnp.einsum("bskgt,btkh->bskgh", weights[..., :size], values)
+  out = jnp.einsum("bakgs,bskh->bakgh", weights[..., :size], values)
   for t, (_, v) in enumerate(own):
     out += weights[..., size + t, None] * v[:, :, :, None]
   return out

@@ -1,27 +1,9 @@
 """Training state on disk, through orbax: parameters, optimizer, keys and data position in one tree."""
 
-import json
 import pathlib
-from collections.abc import Mapping
-from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-
-
-def claim(folder: pathlib.Path, facts: Mapping[str, Any]) -> None:
-  """Ties a work folder to what is trained in it, so that no run resumes from another's state. facts: as JSON, objects one
-  level deep. Raises ValueError, naming what differs, for a folder that is tied to something else."""
-  path, flat = folder / "training.json", {}
-  for key, value in json.loads(json.dumps(facts)).items():
-    flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
-  if not path.exists():
-    path.write_text(json.dumps(flat, indent=2) + "\n")
-    return
-  found = json.loads(path.read_text())
-  wrong = [f"{k} is {found.get(k)}, not {flat.get(k)}" for k in {**found, **flat} if found.get(k) != flat.get(k)]
-  if wrong:
-    raise ValueError(f"{folder} holds another training: {'; '.join(wrong)}. Take another work folder")
 
 
 def manager(folder: pathlib.Path, keep: int = 2) -> ocp.CheckpointManager:

@@ -22,20 +22,25 @@ FROZEN = ("embedding", "head", "draft_ids")  # The target's, as published.
 class Objective:
   """The loss of a drafter, in the parts that it is made of.
 
-  anchors: columns or blocks a row that are drafted from; 0, serial drafters only, for every column. loss: weights of a block
-  drafter's; before the share `ce_share` of training it is cross-entropy alone, as TV learns slowly while q is far from p.
+  anchors_per_row: columns or blocks that are drafted from; 0, serial drafters only, for every column. anchor_rule, loss,
+  ce_share: of block drafters only; before the share `ce_share` of training, cross-entropy stands in for TV, which learns
+  slowly while q is far from p.
   batch: tokens, segments, answer [B,S], progress (0 to 1), and from a feature cache `cached`. constants: "target", its
   parameters, and "frozen", the drafter's.
   """
 
   target: Target
   model: BlockDrafter | SerialDrafter
-  anchors: int
+  anchors_per_row: int
   anchor_rule: str = "cumulative"
   loss: losses.BlockLoss = losses.BlockLoss()
   ce_share: float = 0.0
 
-  def features(self, batch, constants):
+  def __post_init__(self):
+    if self.anchors_per_row < (1 if isinstance(self.model.config, DrafterConfig) else 0):
+      raise ValueError(f"anchors_per_row is {self.anchors_per_row}: a block drafter needs at least 1, a serial one 0 for every column")
+
+  def read(self, batch, constants):
     """(taps [B,S,M,D], final-normed hidden states [B,S,D], positions [B,S]), read from the batch or computed."""
     if "cached" in batch:
       return *feature_cache.restore(batch["cached"]), packed_view(batch["tokens"], batch["segments"])[0]
@@ -47,12 +52,12 @@ class Objective:
     tokens, segments, supervised, (taps, _, positions) = batch["tokens"], batch["segments"], batch["answer"], read
     if isinstance(c, DrafterConfig):
       allowed = anchors.candidates(supervised, segments, self.anchor_rule, c.block)
-      picked, keep = anchors.sample_anchors(key, allowed, self.anchors)
+      picked, keep = anchors.sample_anchors(key, allowed, self.anchors_per_row)
       return anchors.make_blocks(
           tokens, segments, positions, supervised, taps, picked, keep, c.draft_length, c.block, self.anchor_rule)
     rows = SerialBatch(taps, tokens, segments, positions)
-    if self.anchors:
-      picked, keep = anchors.sample_anchors(key, anchors.candidates(supervised, segments), self.anchors)
+    if self.anchors_per_row:
+      picked, keep = anchors.sample_anchors(key, anchors.candidates(supervised, segments), self.anchors_per_row)
       rows = rows.replace(anchors=jnp.where(keep, picked, tokens.shape[1] - 1))  # The last column predicts nothing.
     return rows, None
 
@@ -60,7 +65,7 @@ class Objective:
     """(loss, metrics) for the trainer."""
     model, w = self.model, self.loss
     params, table = {**params, **constants["frozen"]}, head_table(constants["target"])
-    _, hidden, _ = read = self.features(batch, constants)
+    _, hidden, _ = read = self.read(batch, constants)
     inputs, labels = self.inputs(batch, read, key)
     out = model.block_outputs(params, inputs)
     if labels is None:

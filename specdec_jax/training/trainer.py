@@ -3,7 +3,7 @@
 import json
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import flax.struct
@@ -14,6 +14,7 @@ import optax
 import tensorboardX
 from rich import progress
 
+from specdec_jax.facts import claim
 from specdec_jax.training import checkpoint
 
 
@@ -70,24 +71,39 @@ def make_update(loss_fn: Callable, tx: optax.GradientTransformation, micro_batch
   return jax.jit(update, donate_argnums=0)
 
 
+def _rows_up_to(step: int, path: pathlib.Path) -> list[dict[str, float]]:
+  """The rows of a log up to `step`, where a run goes on; later ones, and half a line, are taken out of the file."""
+  rows = []
+  for line in path.read_text().splitlines() if path.exists() else ():
+    try:
+      rows.append(json.loads(line))
+    except json.JSONDecodeError:
+      break
+  rows = [r for r in rows if r["step"] <= step]
+  path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+  return rows
+
+
 def fit(
     params, loss_fn: Callable, tx: optax.GradientTransformation, batch_at: Callable[[int], Any], steps: int,
     workdir: pathlib.Path, seed: int = 0, constants=None, log_every: int = 20, save_every: int = 200,
-    evaluate: Callable[[int, Any], dict[str, float]] | None = None, micro_batches: int = 1,
+    evaluate: Callable[[int, Any], dict[str, float]] | None = None, micro_batches: int = 1, facts: Mapping[str, Any] | None = None,
 ) -> Any:
   """Trains `params` for `steps` updates and returns them; resumes from `workdir`'s last checkpoint.
 
   batch_at(i) is the batch of update i (a `window` of them with micro_batches above 1), a pure function, so that the step
-  alone is the data position. `evaluate(step, params)` runs at every checkpoint. Metrics go to workdir/metrics.jsonl and, for TensorBoard, to workdir/tensorboard. Raises
-  NonFiniteLoss.
+  alone is the data position. `evaluate(step, params)` runs before every checkpoint. Metrics go to workdir/metrics.jsonl and, for TensorBoard, to workdir/tensorboard. facts:
+  what is trained; a work folder with a checkpoint of something else is refused with ValueError. Raises NonFiniteLoss.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   checkpoints = checkpoint.manager(workdir / "checkpoints")
+  claim(workdir / "claim.json", facts or {}, started=checkpoints.latest_step() is not None)
   params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)  # The update donates its state, never the caller's.
   state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), jax.random.key(seed))
   state = checkpoint.restore(checkpoints, state) or state
   begin, update = int(state.step), make_update(loss_fn, tx, micro_batches)
-  began, log = time.time(), (workdir / "metrics.jsonl").open("a")
+  earlier = _rows_up_to(begin, workdir / "metrics.jsonl")
+  began, log = time.time() - max((r["seconds"] for r in earlier if "seconds" in r), default=0.0), (workdir / "metrics.jsonl").open("a")
   board = tensorboardX.SummaryWriter(str(workdir / "tensorboard"))
 
   def write(row):
@@ -111,11 +127,11 @@ def fit(
         write(row)
         bar.update(task, completed=i + 1, note=f"loss {row['loss']:.4f}")
       if saves:
-        checkpoint.save(checkpoints, i + 1, state)
         if evaluate is not None:
           found = {"step": i + 1, **evaluate(i + 1, state.params)}
           write(found)
           bar.console.print(found)
+        checkpoint.save(checkpoints, i + 1, state)
   checkpoints.wait_until_finished()
   checkpoints.close()
   return state.params
