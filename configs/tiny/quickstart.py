@@ -2,7 +2,7 @@
 
   python -m experiments.quickstart          (make quickstart)
 
-2 CPU cores, three minutes. Tables and plots: runs/tiny_quickstart/report.md.
+2 CPU cores, four minutes. Tables and plots: runs/tiny_quickstart/report.md.
 """
 
 import ml_collections
