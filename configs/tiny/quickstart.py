@@ -13,7 +13,7 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.target = "tiny"
   c.drafters = ("tiny/mtp", "tiny/eagle3", "tiny/dflash", "tiny/dspark", "tiny/dflash2", "tiny/hybrid")
   c.prompts = ml_collections.ConfigDict(dict(maths="tiny", code="tiny", chat="tiny"))  # "tiny", or a {"turns": […]} JSONL
-  c.prompts_per_dataset = 8
+  c.prompts_per_dataset = 5
   c.system = ""
   c.temperatures = (0.0, 1.0)
   c.rule = "token"  # or block
