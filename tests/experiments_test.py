@@ -39,7 +39,7 @@ def test_compare_drafters(tmp_path):
 
 def test_comparison_over_training_seeds():
   """Two documents, two seeds of one drafter: rounds of both count, by document and data set, none is lost or swapped."""
-  from experiments.compare_drafters import accepted_lengths, conditional_acceptances, speeds
+  from experiments.comparison import accepted_lengths, conditional_acceptances, speeds
 
   rounds = lambda *emitted: [(3, e - 1, e) for e in emitted]
   base = [{"a": [rounds(1, 1), rounds(2)], "b": [rounds(2), rounds(2)]}]
