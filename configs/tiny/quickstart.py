@@ -13,11 +13,11 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.target = "tiny"
   c.drafters = ("tiny/mtp", "tiny/eagle3", "tiny/dflash", "tiny/dspark", "tiny/dflash2", "tiny/hybrid")
   c.prompts = ml_collections.ConfigDict(dict(maths="tiny", code="tiny", chat="tiny"))  # "tiny", or a {"turns": […]} JSONL
-  c.prompts_per_dataset = 5
+  c.prompts_per_dataset = 4
   c.system = ""
   c.temperatures = (0.0, 1.0)
   c.rule = "token"  # or block
-  c.batch = 1
+  c.batch = 4  # one shape a data set: most of the time is compilation
   c.max_new_tokens = 96
   c.seed = 0
   c.repeats = 1  # timed runs of every setting, interleaved; the best counts
