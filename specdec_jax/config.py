@@ -265,7 +265,7 @@ class DrafterConfig:
       raise ConfigError(f"mask_token_id {m} is outside the vocabulary of {self.model.vocab}")
     if m in self.model.eos or m == self.model.pad:
       raise ConfigError(f"mask_token_id {m} is also an end-of-sequence or padding id")
-    check_taps(self.taps, self.target_layers)
+    check_taps(self.taps, self.target_layers, last=self.layout == "hybrid")
     if self.head not in HEADS:
       raise ConfigError(f"head {self.head!r} is not supported; known: {', '.join(HEADS)}")
     if self.rank < 0 or (self.rank > 0) != (self.head != "none"):
@@ -362,11 +362,13 @@ class DrafterConfig:
     return {"architectures": [architecture], "is_causal": False, "max_window_layers": self.model.layers, "dflash_config": own}
 
 
-def check_taps(taps: Sequence[int], target_layers: int) -> None:
-  """Raises ConfigError unless the taps increase strictly and stop before the target's last layer."""
-  if list(taps) != sorted(set(taps)) or not taps or taps[0] < -1 or taps[-1] >= target_layers - 1:
+def check_taps(taps: Sequence[int], target_layers: int, last: bool = False) -> None:
+  """Raises ConfigError unless the taps increase strictly and stop before the target's last layer, or there with `last`:
+  the published layouts do not tap it, because their readers give its output after the final norm."""
+  end = target_layers if last else target_layers - 1
+  if list(taps) != sorted(set(taps)) or not taps or taps[0] < -1 or taps[-1] >= end:
     raise ConfigError(
-        f"target_layer_ids {list(taps)} must increase strictly, from -1 (embedding) to below the last of {target_layers} target layers")
+        f"target_layer_ids {list(taps)} must increase strictly, from -1 (embedding) to {end - 1}, of {target_layers} target layers")
 
 
 def spread_taps(target_layers: int, count: int) -> tuple[int, ...]:

@@ -19,12 +19,14 @@ from specdec_jax.drafters.base import Drafter, DraftModel, Proposal
 from specdec_jax.models.cache import Cache
 from specdec_jax.models.decoder import Decoder
 from specdec_jax.models.target import Target
-from specdec_jax.sampling import Role, Sampling, distribution, draw, greedy_tokens, make_sampling
+from specdec_jax.sampling import Role, Sampling, distribution, make_sampling, next_token, real_logits
 from specdec_jax.schedule import Schedule
 from specdec_jax.typing import Float, Int
 
-RUNNING, STOP, LENGTH = range(3)
-FINISH_REASONS = ("running", "stop", "length")
+RUNNING, STOP, LENGTH, TARGET_FAULT, DRAFTER_FAULT = range(5)
+FINISH_REASONS = ("running", "stop", "length", "error", "error")
+FAULTS = {TARGET_FAULT: "the target", DRAFTER_FAULT: "the drafter"}
+STOP_TEXT_ROUNDS = 8  # Rounds between two looks for stop texts.
 
 
 @flax.struct.dataclass
@@ -33,7 +35,8 @@ class DecodeState:
 
   cache.lengths [B]: rows fed so far, which is the anchor's position; anchor [B]: the last emitted token, not yet fed.
   tokens [B,T]: a row of output positions, the first `emitted` [B] of them written; logprobs likewise, the target's, or None.
-  rounds [B,T,3]: (drafted, accepted, emitted) of the first `round_count` [B] rounds; finish [B]: RUNNING, STOP or LENGTH.
+  rounds [B,T,3]: (drafted, accepted, emitted) of the first `round_count` [B] rounds; finish [B]: RUNNING, STOP, LENGTH or a
+  fault: target or drafter gave numbers that are no distribution. counts [B,V]: of the emitted tokens, for penalties, or None.
   """
 
   cache: Cache
@@ -45,6 +48,7 @@ class DecodeState:
   rounds: Int["B T 3"]
   round_count: Int["B"]
   finish: Int["B"]
+  counts: Int["B V"] | None = None
 
 
 @flax.struct.dataclass
@@ -87,45 +91,51 @@ def prefill(method: Method, params, drafter_params, state: DecodeState, prompts:
   hidden, taps, cache = method.decoder.apply({"params": params}, prompts, state.cache, taps=method.taps)
   last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], 1)
   logits = method.decoder.apply({"params": params}, last, method="logits")[:, 0]
-  if sampling.greedy:
-    first = greedy_tokens(logits, sampling.vocab)
-  else:
-    first = draw(sampling.position_keys(state.emitted, 1)[:, 0], distribution(logits, sampling), Role.TARGET)
-  count, finish = cut(first[:, None], jnp.ones_like(first), state.emitted, limits)
+  sampling = sampling.replace(counts=state.counts)
+  first, _ = next_token(logits, sampling, sampling.position_keys(state.emitted, 1)[:, 0], Role.TARGET)
+  count, finish = cut(first[:, None], (first >= 0).astype(jnp.int32), state.emitted, limits)
+  finish = jnp.where(first < 0, TARGET_FAULT, finish)
   if method.drafter:
     positions = jnp.broadcast_to(jnp.arange(prompts.shape[1]), prompts.shape)
     state = state.replace(drafter=method.drafter.extend(drafter_params, state.drafter, taps, prompts, positions, lengths))
-  return emit(state, first[:, None], logits[:, None], count).replace(
-      cache=cache.replace(lengths=lengths), anchor=first, finish=finish)
+  return emit(state, first[:, None], logits[:, None], count, sampling).replace(
+      cache=cache.replace(lengths=lengths), anchor=jnp.maximum(first, 0), finish=finish)
 
 
-def emit(state: DecodeState, tokens: Int["B L"], logits: Float["B L V"], count: Int["B"]) -> DecodeState:
+def emit(state: DecodeState, tokens: Int["B L"], logits: Float["B L V"], count: Int["B"], sampling: Sampling) -> DecodeState:
   """Appends the first `count` tokens of each row; later writes cover what stands behind them."""
   put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
   logprobs = state.logprobs
   if logprobs is not None:
-    mine = jnp.take_along_axis(jax.nn.log_softmax(logits, -1), jnp.clip(tokens, 0)[..., None], -1)[..., 0]
+    mine = jnp.take_along_axis(jax.nn.log_softmax(real_logits(logits, sampling.vocab).astype(jnp.float32), -1), jnp.clip(tokens, 0)[..., None], -1)[..., 0]
     logprobs = put(logprobs, mine, state.emitted)
-  return state.replace(tokens=put(state.tokens, tokens, state.emitted), logprobs=logprobs, emitted=state.emitted + count)
+  return state.replace(
+      tokens=put(state.tokens, tokens, state.emitted), logprobs=logprobs, emitted=state.emitted + count,
+      counts=sampling.replace(counts=state.counts).after(tokens, count).counts)
 
 
 def decode_round(method: Method, params, drafter_params, state: DecodeState, sampling: Sampling, limits: Limits) -> DecodeState:
   """One round for every running request; the others stand still."""
   running = state.finish == RUNNING
+  sampling = sampling.replace(counts=state.counts)
   position = state.cache.lengths
   width = method.draft_length
   keys = sampling.position_keys(state.emitted, width + 1)
   proposal = _propose(method, drafter_params, state, position, keys, sampling)
-  lengths = jnp.where(running, verify.usable_lengths(proposal.drafts, _schedule(method, proposal), sampling.vocab), 0)
+  scheduled = jnp.where(running, verify.usable_lengths(proposal.drafts, _schedule(method, proposal), sampling.vocab), 0)
+  lengths = verify.usable_lengths(proposal.drafts, scheduled, sampling.vocab, verify.sound_rows(proposal.q))
 
   fed = jnp.concatenate([state.anchor[:, None], jnp.maximum(proposal.drafts, 0)], 1)
   hidden, taps, cache = method.decoder.apply({"params": params}, fed, state.cache, taps=method.taps)
   logits = method.decoder.apply({"params": params}, hidden, method="logits")
-  verdict = verify.accept(distribution(logits, sampling), proposal.q, proposal.drafts, lengths, keys, method.rule)
+  p = distribution(logits, sampling.along(proposal.drafts))
+  verdict = verify.accept(p, proposal.q, proposal.drafts, lengths, keys, method.rule)
 
   slots = jnp.arange(width + 1)
   tokens = jnp.where(slots == verdict.accepted[:, None], verdict.next_token[:, None], jnp.pad(proposal.drafts, ((0, 0), (0, 1))))
-  count, finish = cut(tokens, verdict.accepted + 1, state.emitted, limits)
+  count, finish = cut(tokens, verdict.accepted + (verdict.next_token >= 0), state.emitted, limits)
+  fault = jnp.where(verdict.next_token < 0, TARGET_FAULT, jnp.where(lengths < scheduled, DRAFTER_FAULT, RUNNING))
+  finish = jnp.where(finish == RUNNING, fault, finish)
   count = jnp.where(running, count, 0)
   fed_rows = jnp.where(running, verdict.accepted + 1, 0)  # Rows whose tokens stand: the anchor and the accepted drafts.
   if method.drafter:
@@ -133,9 +143,9 @@ def decode_round(method: Method, params, drafter_params, state: DecodeState, sam
     state = state.replace(drafter=method.drafter.extend(drafter_params, state.drafter, taps, fed, positions, fed_rows))
   record = jnp.stack([lengths, jnp.minimum(verdict.accepted, count), count], -1)
   rounds = jax.vmap(lambda r, x, at: jax.lax.dynamic_update_slice(r, x[None], (at, 0)))(state.rounds, record, state.round_count)
-  return emit(state, tokens, logits, count).replace(
+  return emit(state, tokens, logits, count, sampling).replace(
       cache=cache.replace(lengths=position + fed_rows),
-      anchor=jnp.where(running, verdict.next_token, state.anchor), rounds=rounds,
+      anchor=jnp.where(running, jnp.maximum(verdict.next_token, 0), state.anchor), rounds=rounds,
       round_count=state.round_count + running, finish=jnp.where(running, finish, state.finish))
 
 
@@ -161,9 +171,11 @@ _prefill = jax.jit(prefill, static_argnums=0, donate_argnums=3)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
-def _decode(method: Method, params, drafter_params, state: DecodeState, sampling: Sampling, limits: Limits) -> DecodeState:
+def _decode(method: Method, params, drafter_params, state: DecodeState, sampling: Sampling, limits: Limits, most: jax.Array) -> DecodeState:
+  """Rounds until every request has ended, at most `most`."""
   step = functools.partial(decode_round, method, params, drafter_params, sampling=sampling, limits=limits)
-  return jax.lax.while_loop(lambda s: (s.finish == RUNNING).any(), lambda s: step(state=s), state)
+  going = lambda x: (x[0] < most) & (x[1].finish == RUNNING).any()
+  return jax.lax.while_loop(going, lambda x: (x[0] + 1, step(state=x[1])), (jnp.int32(0), state))[1]
 
 
 def compiled() -> int:
@@ -173,7 +185,8 @@ def compiled() -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-  """What one request got. tokens include the stop token; finish_reason: "stop", "length" or "error" (then `error` says why).
+  """What one request got. tokens include the stop token, or the one that completes a stop text, before which `text` ends;
+  finish_reason: "stop", "length" or "error" (then `error` says why, and tokens are those before it).
 
   rounds: (drafted, accepted, emitted) of every verify call; logprobs: the target's, at temperature 1, of each token.
   """
@@ -199,12 +212,15 @@ def generate(
     temperature: float | Sequence[float] = 0.0, top_k: int | Sequence[int] = 0, top_p: float | Sequence[float] = 1.0,
     seed: int | None | Sequence[int | None] = 0, rule: str = "token", schedule: str | Schedule = "fixed",
     draft_length: int | None = None, stop: Sequence[int | str] | None = None, logprobs: bool = False, ignore_eos: bool = False,
+    **sampling_options,
 ) -> list[Completion]:
   """Decodes a batch of prompts (texts or token ids) to the end; lossless with any drafter, or with None.
 
   temperature 0 gives the target's own greedy text; otherwise its own distribution, with draws that depend on the request's
-  seed and output position only. Settings are one for all, or one a prompt. stop: token ids, or texts of one token, besides
-  the target's end-of-sequence ids (left out under ignore_eos). draft_length: drafts a round, at most the drafter's γ.
+  seed and output position only. Settings are one for all, or one a prompt; sampling_options: min_p, repetition_penalty,
+  frequency_penalty, presence_penalty, logit_bias, banned, allowed (`specdec_jax.sampling.make_sampling`). stop: token ids, or
+  texts, however they are spelled in tokens, besides the target's end-of-sequence ids (left out under ignore_eos).
+  draft_length: drafts a round, at most the drafter's γ. logprobs: the target's own, before any setting.
   schedule: "fixed", or a function of the confidences [B,L] to lengths [B]; keep one function object, another one compiles anew.
 
   A prompt that cannot be served (empty, too long, no new tokens asked for, ids outside the vocabulary) gets a Completion with finish_reason
@@ -230,14 +246,40 @@ def generate(
   tokens = np.zeros((batch, prompt_bucket(int(lengths.max()))), np.int32)
   for row, x in zip(tokens, ids):
     row[: len(x)] = x
-  sampling = make_sampling(batch, target.vocab, temperature, top_k, top_p, seed)
-  stops = np.tile(stop_ids(target, stop, ignore_eos), (batch, 1))
+  sampling = make_sampling(batch, target.vocab, temperature, top_k, top_p, seed, prompts=ids, **sampling_options)
+  stop_tokens, stop_texts = stops_of(target, stop, ignore_eos)
+  stops = np.tile(stop_tokens, (batch, 1))
   limits = Limits(jnp.asarray(caps, jnp.int32), jnp.asarray(stops, jnp.int32))
-  state = init_state(target, method, batch, tokens.shape[1], int(caps.max()))
+  state = init_state(target, method, batch, tokens.shape[1], int(caps.max())).replace(counts=sampling.counts)
+  sampling = sampling.replace(counts=None)  # From here on the state's.
   weights = drafter.params if drafter else None
   state = _prefill(method, target.params, weights, state, jnp.asarray(tokens), jnp.asarray(lengths, jnp.int32), sampling, limits)
-  state = _decode(method, target.params, weights, state, sampling, limits)
-  return _completions(target, state, errors)
+  run = functools.partial(_decode, method, target.params, weights, sampling=sampling, limits=limits)
+  if not stop_texts:
+    return _completions(target, run(state, most=jnp.int32(2**31 - 1)), errors)
+  ends = {}
+  while True:
+    state = run(state, most=jnp.int32(STOP_TEXT_ROUNDS))
+    ends |= find_stop_texts(target, state, stop_texts, ends)
+    ended = np.isin(np.arange(batch), list(ends))
+    state = state.replace(finish=jnp.where(ended, STOP, state.finish))
+    if not (state.finish == RUNNING).any():
+      return _completions(target, state, errors, ends)
+
+
+def find_stop_texts(target: Target, state: DecodeState, texts: Sequence[str], known) -> dict[int, tuple[int, str]]:
+  """Requests whose text so far holds a stop text: (tokens up to the one that completes it, the text before it)."""
+  out = {}
+  tokens, emitted = jax.device_get((state.tokens, state.emitted))
+  for i, (row, n) in enumerate(zip(tokens, emitted)):
+    decode = lambda count, row=row: target.tokenizer.decode(row[:count].tolist())
+    holds = lambda text: any(s in text for s in texts)
+    if i in known or not holds(decode(n)):
+      continue
+    count = next(c for c in range(1, n + 1) if holds(decode(c)))
+    text = decode(count)
+    out[i] = count, text[: min(text.index(s) for s in texts if s in text)]
+  return out
 
 
 def make_method(target: Target, drafter: Drafter | None, draft_length: int | None, schedule: str | Schedule, rule: str, logprobs: bool) -> Method:
@@ -258,20 +300,27 @@ def make_method(target: Target, drafter: Drafter | None, draft_length: int | Non
   return Method(target.decoder, drafter.model, draft_length or gamma, None if schedule == "fixed" else schedule, rule, logprobs)
 
 
-def stop_ids(target: Target, stop: Sequence[int | str] | None, ignore_eos: bool) -> list[int]:
-  """The ids that end a request, behind them -1, which no token equals, to a multiple of 4: few shapes to compile."""
-  out = [] if ignore_eos else list(target.config.eos)
+def stops_of(target: Target, stop: Sequence[int | str] | None, ignore_eos: bool) -> tuple[list[int], list[str]]:
+  """(the ids that end a request, behind them -1, which no token equals, to a multiple of 4: few shapes to compile; the texts
+  that do). A special token, which no text shows, ends by its id."""
+  ids, texts = [] if ignore_eos else list(target.config.eos), []
+  if isinstance(stop, (str, int)):
+    raise ValueError(f"stop is {stop!r}: give a list of token ids and texts")
   for s in stop or ():
-    if isinstance(s, str):
-      if target.tokenizer is None:
-        raise ValueError(f"{target.name} has no tokenizer: give stop tokens as ids")
-      found = target.tokenizer.encode(s)
-      if len(found) != 1:
-        raise ValueError(f"stop {s!r} is {len(found)} tokens for {target.name}; give single tokens")
-      s = found[0]
-    out.append(int(s))
-  found = sorted(set(out))
-  return found + [-1] * (round_up(max(len(found), 1), 4) - len(found))
+    if not isinstance(s, str):
+      ids.append(int(s))
+      continue
+    if target.tokenizer is None:
+      raise ValueError(f"{target.name} has no tokenizer: give stop tokens as ids")
+    if not s:
+      raise ValueError("a stop text is empty")
+    found = target.tokenizer.encode(s)
+    if len(found) == 1 and not target.tokenizer.decode(found):
+      ids += found
+    else:
+      texts.append(s)
+  ids = sorted(set(ids))
+  return ids + [-1] * (round_up(max(len(ids), 1), 4) - len(ids)), texts
 
 
 def _prompt_ids(target: Target, index: int, prompt: str | Sequence[int], cap: int) -> tuple[list[int], str | None]:
@@ -322,17 +371,34 @@ def init_state(target: Target, method: Method, batch: int, prompt_length: int, c
       rounds=jnp.zeros((batch, room, 3), jnp.int32), round_count=zeros + 0, finish=zeros + 0)
 
 
-def _completions(target: Target, state: DecodeState, errors) -> list[Completion]:
-  host = jax.device_get(state.replace(cache=None, drafter=None))
+def _completions(target: Target, state: DecodeState, errors, ends=None) -> list[Completion]:
+  host = jax.device_get(state.replace(cache=None, drafter=None, counts=None))
   out = []
   for i, error in enumerate(errors):
     if error is not None:
       out.append(Completion([], None, "error", [], None, error))
       continue
-    n = int(host.emitted[i])
+    n, text, finish = int(host.emitted[i]), None, int(host.finish[i])
+    rounds = [tuple(r) for r in host.rounds[i, : int(host.round_count[i])].tolist()]
+    if ends and i in ends:
+      n, text = ends[i]
+      rounds = cut_rounds(rounds, n - 1)
     tokens = host.tokens[i, :n].tolist()
+    if target.tokenizer and text is None:
+      text = target.tokenizer.decode(tokens)
+    fault = f"{FAULTS[finish]} gave no distribution for output token {n} (NaN or infinite numbers)" if finish in FAULTS else None
     out.append(Completion(
-        tokens, target.tokenizer.decode(tokens) if target.tokenizer else None, FINISH_REASONS[int(host.finish[i])],
-        [tuple(r) for r in host.rounds[i, : int(host.round_count[i])].tolist()],
-        host.logprobs[i, :n].tolist() if host.logprobs is not None else None))
+        tokens, text, FINISH_REASONS[finish], rounds, host.logprobs[i, :n].tolist() if host.logprobs is not None else None, fault))
+  return out
+
+
+def cut_rounds(rounds: Sequence[tuple[int, int, int]], count: int) -> list[tuple[int, int, int]]:
+  """The rounds that emitted the first `count` tokens behind the prefill's, the last of them cut where they end."""
+  out = []
+  for drafted, accepted, emitted in rounds:
+    if count <= 0:
+      break
+    emitted = min(emitted, count)
+    out.append((drafted, min(accepted, emitted), emitted))
+    count -= emitted
   return out

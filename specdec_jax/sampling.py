@@ -1,19 +1,25 @@
 """Logits to distributions, and keyed draws: the same code for plain decoding, drafting, verifying and bonus tokens.
 
-Order: ids beyond the vocabulary are removed, then temperature, then top-k, then top-p. Temperature 0 is the one-hot
-distribution of the argmax (lowest id on ties), so that greedy decoding is the same algorithm as sampling.
+Order: ids beyond the vocabulary are removed; logit bias is added, −inf for banned and not allowed ids; repetition,
+frequency and presence penalties; temperature; min-p; top-k; top-p. Temperature 0 is the one-hot distribution of the argmax
+(lowest id on ties), so that greedy decoding is the same algorithm as sampling.
+
+Whatever looks at earlier tokens reads `Sampling.counts`, which is true for one prefix: each row that judges or makes a
+draft gets the counts with the block's own earlier drafts in (`after`, `along`). A row that is no distribution (NaN or
+infinite logits) is NaN throughout, and no token, -1, is drawn from it.
 """
 
 import enum
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.typing import Float, Int, Key
+from specdec_jax.typing import Bool, Float, Int, Key
 
 GREEDY_BELOW = 1e-5  # Temperatures below this are 0.
 
@@ -32,7 +38,9 @@ class Role(enum.IntEnum):
 class Sampling:
   """Sampling settings of a batch; a field that no row needs is None, and its work is not compiled.
 
-  temperature [B] (None: every row is greedy), top_k [B] (0: off), top_p [B] (1: off), keys [B]: one a request.
+  temperature [B] (None: every row is greedy), top_k [B] (0: off), top_p [B] (1: off), min_p [B] (0: off), bias [B,V],
+  repetition [B] (1: off), frequency, presence [B] (0: off), keys [B]: one a request. prompt [B,V]: ids that stand in the
+  prompt; counts [B,V], or [B,T,V] for rows of their own: how often each id was emitted so far; both only with a penalty.
   vocab: real vocabulary size; logits may be padded beyond it.
   """
 
@@ -41,6 +49,13 @@ class Sampling:
   top_p: Float["B"] | None
   keys: Key["B"]
   vocab: int = flax.struct.field(pytree_node=False)
+  min_p: Float["B"] | None = None
+  bias: Float["B V"] | None = None
+  repetition: Float["B"] | None = None
+  frequency: Float["B"] | None = None
+  presence: Float["B"] | None = None
+  prompt: Bool["B V"] | None = None
+  counts: Int["B V"] | None = None
 
   @property
   def greedy(self) -> bool:
@@ -52,14 +67,36 @@ class Sampling:
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))
     return fold(self.keys, first[:, None] + jnp.arange(count))
 
+  def after(self, tokens: Int["B L"], count: Int["B"] | int) -> "Sampling":
+    """With the first `count` of `tokens` counted too; ids outside the vocabulary are none."""
+    if self.counts is None:
+      return self
+    real = (jnp.arange(tokens.shape[1]) < jnp.reshape(count, (-1, 1))) & (tokens >= 0)
+    add = jax.vmap(lambda row, ids, one: row.at[ids].add(one, mode="drop"))
+    return self.replace(counts=add(self.counts, tokens, real.astype(self.counts.dtype)))
+
+  def along(self, drafts: Int["B L"]) -> "Sampling":
+    """For the L+1 rows of a block: row k has the drafts before it counted."""
+    if self.counts is None:
+      return self
+    each = jnp.cumsum(jax.nn.one_hot(drafts, self.counts.shape[-1], dtype=self.counts.dtype), 1)
+    return self.replace(counts=self.counts[:, None] + jnp.pad(each, ((0, 0), (1, 0), (0, 0))))
+
 
 def make_sampling(
     batch: int, vocab: int, temperature: float | Sequence[float] = 0.0, top_k: int | Sequence[int] = 0,
-    top_p: float | Sequence[float] = 1.0, seed: int | None | Sequence[int | None] = 0,
+    top_p: float | Sequence[float] = 1.0, seed: int | None | Sequence[int | None] = 0, min_p: float | Sequence[float] = 0.0,
+    repetition_penalty: float | Sequence[float] = 1.0, frequency_penalty: float | Sequence[float] = 0.0,
+    presence_penalty: float | Sequence[float] = 0.0, logit_bias: Any = None, banned: Any = None, allowed: Any = None,
+    prompts: Sequence[Sequence[int]] | None = None,
 ) -> Sampling:
   """Settings for `batch` requests from numbers or one number a request. Raises ValueError for what is out of range.
 
   An integer seed is every request's seed (a request's text does not depend on its slot); None draws a fresh one each.
+  min_p: ids below this share of the best one's probability are cut. repetition_penalty: positive logits of ids in the prompt
+  or the text are divided by it, negative ones multiplied (arXiv 1909.05858); frequency_penalty is taken from a logit for
+  every time that its id was emitted, presence_penalty once. logit_bias: {id: bias}; banned, allowed: lists of ids; one for
+  all requests, or a list with one, or None, a request. prompts: token ids, which the repetition penalty needs.
   """
   def spread(name, value, dtype, low, high):
     out = np.broadcast_to(np.asarray(value, dtype), (batch,)) if np.size(value) in (1, batch) else None
@@ -72,48 +109,132 @@ def make_sampling(
   t = spread("temperature", temperature, np.float32, 0.0, 1e4)
   k = spread("top_k", top_k, np.int32, 0, 2**31 - 1)
   p = spread("top_p", top_p, np.float32, 1e-6, 1.0)
+  least = spread("min_p", min_p, np.float32, 0.0, 1.0)
+  repetition = spread("repetition_penalty", repetition_penalty, np.float32, 1e-3, 1e3)
+  frequency = spread("frequency_penalty", frequency_penalty, np.float32, -1e3, 1e3)
+  presence = spread("presence_penalty", presence_penalty, np.float32, -1e3, 1e3)
   seeds = [seed] * batch if seed is None or isinstance(seed, (int, np.integer)) else list(seed)
   if len(seeds) != batch:
     raise ValueError(f"seed has {len(seeds)} values for {batch} requests")
   seeds = np.asarray([secrets.randbits(32) if s is None else int(s) % 2**32 for s in seeds], np.uint32)
-  sampled = t >= GREEDY_BELOW
+  sampled, given = t >= GREEDY_BELOW, lambda x, wanted: jnp.asarray(x) if wanted.any() else None
+  repeats, penalised = repetition != 1, (repetition != 1) | (frequency != 0) | (presence != 0)
+  if repeats.any() and prompts is None:
+    raise ValueError("repetition_penalty needs the prompts, as token ids")
   return Sampling(
-      temperature=jnp.asarray(t) if sampled.any() else None,
-      top_k=jnp.asarray(k) if (k[sampled] > 0).any() else None,
-      top_p=jnp.asarray(p) if (p[sampled] < 1).any() else None,
+      temperature=given(t, sampled), top_k=given(k, k[sampled] > 0), top_p=given(p, p[sampled] < 1),
+      min_p=given(least, least[sampled] > 0), bias=_bias_table(batch, vocab, logit_bias, banned, allowed),
+      repetition=given(repetition, repeats), frequency=given(frequency, frequency != 0), presence=given(presence, presence != 0),
+      prompt=jnp.asarray(_mark(prompts, vocab)) if repeats.any() else None,
+      counts=jnp.zeros((batch, vocab), jnp.int32) if penalised.any() else None,
       keys=jax.vmap(jax.random.key)(jnp.asarray(seeds)), vocab=vocab)
 
 
-def greedy_tokens(logits: Float["B T V"], vocab: int) -> Int["B T"]:
-  """argmax over the real vocabulary, lowest id on ties."""
-  return jnp.argmax(real_logits(logits, vocab), -1).astype(jnp.int32)
+def _mark(ids: Sequence[Sequence[int]], vocab: int) -> np.ndarray:
+  out = np.zeros((len(ids), vocab), bool)
+  for row, some in zip(out, ids):
+    row[[i for i in some if 0 <= i < vocab]] = True
+  return out
 
 
-def distribution(logits: Float["B T V"], sampling: Sampling) -> Float["B T V"]:
-  """The distribution that a token is drawn from, float32; any axes may stand between B and V."""
-  logits = real_logits(logits.astype(jnp.float32), sampling.vocab)
-  greedy = jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1], dtype=jnp.float32)
+def _bias_table(batch: int, vocab: int, logit_bias, banned, allowed) -> Float["B V"] | None:
+  """What is added to the logits, or None where nothing is."""
+  def a_request(name, value, one):
+    if value is None or isinstance(value, Mapping) or not len(value) or one(value):
+      return [value] * batch
+    if len(value) != batch:
+      raise ValueError(f"{name} has {len(value)} entries for {batch} requests")
+    return list(value)
+
+  def usable(name, row, found):
+    ids = [int(i) for i in found]
+    wrong = [i for i in ids if not 0 <= i < vocab]
+    if wrong:
+      raise ValueError(f"{name} of request {row} holds ids outside the vocabulary of {vocab}: {wrong[:5]}")
+    return ids
+
+  numbers = lambda x: all(isinstance(i, (int, np.integer)) for i in x)
+  biases, bans, allows = (a_request(*x) for x in (
+      ("logit_bias", logit_bias, lambda x: False), ("banned", banned, numbers), ("allowed", allowed, numbers)))
+  if all(x is None or (not len(x) and which is not allows) for which in (biases, bans, allows) for x in which):
+    return None
+  out = np.zeros((batch, vocab), np.float32)
+  for i in range(batch):
+    for token, bias in zip(usable("logit_bias", i, biases[i] or {}), (biases[i] or {}).values()):
+      if not bias < np.inf:
+        raise ValueError(f"logit_bias of request {i} is {bias} for id {token}: it must be a number, or -inf for never")
+      out[i, token] = bias
+    out[i, usable("banned", i, bans[i] if bans[i] is not None else ())] = -np.inf
+    if allows[i] is not None:
+      out[i, ~_mark([usable("allowed", i, allows[i])], vocab)[0]] = -np.inf
+    if np.all(out[i] == -np.inf):
+      raise ValueError(f"request {i} may emit no token: every id is banned or not allowed")
+  return jnp.asarray(out)
+
+
+def adjusted(logits: Float["B T V"], sampling: Sampling, ids: Int["B T C"] | None = None) -> Float["B T V"]:
+  """float32 logits with vocabulary, bias and penalties applied; any axes may stand between B and V.
+
+  ids: the logits are those of these candidates, [B,…,C]; counts are then [B,V].
+  """
+  logits = logits.astype(jnp.float32)
+  if ids is None:
+    logits = real_logits(logits, sampling.vocab)
+
+  def at(table):
+    if table.ndim < logits.ndim:
+      table = table.reshape(table.shape[0], *(1,) * (logits.ndim - table.ndim), table.shape[-1])
+    if ids is None:
+      width = logits.shape[-1] - table.shape[-1]
+      return jnp.pad(table, ((0, 0),) * (table.ndim - 1) + ((0, max(width, 0)),))[..., : logits.shape[-1]]
+    return jnp.take_along_axis(jnp.broadcast_to(table, (*ids.shape[:-1], table.shape[-1])), ids, -1, mode="clip")
+
+  if sampling.bias is not None:
+    logits += at(sampling.bias)
+  if sampling.counts is not None:
+    counts = at(sampling.counts)
+    if sampling.repetition is not None:
+      r = _rows(sampling.repetition, logits)
+      logits = jnp.where((counts > 0) | at(sampling.prompt), jnp.where(logits > 0, logits / r, logits * r), logits)
+    if sampling.frequency is not None:
+      logits -= _rows(sampling.frequency, logits) * counts
+    if sampling.presence is not None:
+      logits -= _rows(sampling.presence, logits) * (counts > 0)
+  return logits
+
+
+def distribution(logits: Float["B T V"], sampling: Sampling, ids: Int["B T C"] | None = None) -> Float["B T V"]:
+  """The distribution that a token is drawn from, float32; axes and `ids` as in `adjusted`. NaN where there is none."""
+  logits = adjusted(logits, sampling, ids)
+  best = logits.max(-1, keepdims=True)
+  greedy = jnp.where(jnp.isfinite(best), jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1], dtype=jnp.float32), jnp.nan)
   if sampling.greedy:
     return greedy
-  rows = lambda x: x.reshape(-1, *(1,) * (logits.ndim - 1))
-  temperature = rows(sampling.temperature)
+  temperature = _rows(sampling.temperature, logits)
   cold = temperature < GREEDY_BELOW
   logits = logits / jnp.where(cold, 1.0, temperature)
+  if sampling.min_p is not None:
+    logits = jnp.where(logits < logits.max(-1, keepdims=True) + jnp.log(_rows(sampling.min_p, logits)), -jnp.inf, logits)
   if sampling.top_k is not None or sampling.top_p is not None:
     ordered = jnp.sort(logits, -1, descending=True)
     if sampling.top_k is not None:
-      k = rows(sampling.top_k)
-      last = jnp.where(k > 0, jnp.minimum(k, sampling.vocab), sampling.vocab) - 1
+      k = _rows(sampling.top_k, logits)
+      last = jnp.where(k > 0, jnp.minimum(k, logits.shape[-1]), logits.shape[-1]) - 1
       least = jnp.take_along_axis(ordered, jnp.broadcast_to(last, (*ordered.shape[:-1], 1)), -1)
       logits, ordered = (jnp.where(x < least, -jnp.inf, x) for x in (logits, ordered))
     if sampling.top_p is not None:
       probabilities = jax.nn.softmax(ordered, -1)
       before = jnp.cumsum(probabilities, -1) - probabilities
-      share = rows(sampling.top_p)  # A running sum in float32 may pass 1 early: a row without top-p keeps everything.
+      share = _rows(sampling.top_p, logits)  # A running sum in float32 may pass 1 early: a row without top-p keeps everything.
       kept = (before < share) | (share >= 1) | (jnp.arange(ordered.shape[-1]) == 0)
       least = jnp.min(jnp.where(kept, ordered, jnp.inf), -1, keepdims=True)
       logits = jnp.where(logits < least, -jnp.inf, logits)
   return jnp.where(cold, greedy, jax.nn.softmax(logits, -1))
+
+
+def _rows(x: Float["B"], like: Float["B T V"]) -> Float["B T V"]:
+  """One number a request, to meet an array whose first axis is B."""
+  return x.reshape(-1, *(1,) * (like.ndim - 1))
 
 
 def real_logits(logits: Float["B V"], vocab: int) -> Float["B V"]:
@@ -123,8 +244,31 @@ def real_logits(logits: Float["B V"], vocab: int) -> Float["B V"]:
   return jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits, -jnp.inf)
 
 
+def sound(p: Float["B V"]) -> Bool["B"]:
+  """Whether each row is a distribution, of any positive scale: no NaN, nothing infinite or negative, some mass."""
+  total = p.sum(-1)
+  return jnp.isfinite(total) & (total > 0) & (p.min(-1) >= 0)
+
+
 def draw(keys: Key["B"], p: Float["B V"], role: Role | Int["B"]) -> Int["B"]:
-  """One token from each row of p (any positive scale), by the Gumbel maximum, with the key of `role`."""
+  """One token from each row of p (any positive scale), by the Gumbel maximum, with the key of `role`; -1 from a row that is
+  not `sound`."""
   roles = jnp.broadcast_to(jnp.asarray(role, jnp.int32), keys.shape)
   keys = jax.vmap(jax.random.fold_in)(keys, roles)
-  return jax.vmap(jax.random.categorical)(keys, jnp.log(p)).astype(jnp.int32)
+  return jnp.where(sound(p), jax.vmap(jax.random.categorical)(keys, jnp.log(p)).astype(jnp.int32), -1)
+
+
+def next_token(logits: Float["B V"], sampling: Sampling, key: Key["B"], role: Role, ids: Int["B C"] | None = None):
+  """(token [B], the distribution [B,V] that it was drawn from); with `ids`, an index among the candidates and [B,C].
+
+  Where every id is ruled out (a reduced vocabulary under a mask) the token is -1 and the distribution 0. In a batch that is
+  greedy throughout the distribution is that of the one token, [B,1].
+  """
+  adjust = adjusted(logits, sampling, ids)
+  none = (adjust == -jnp.inf).all(-1)
+  if sampling.greedy:
+    best = adjust.max(-1)
+    chance = jnp.where(none, 0.0, jnp.where(jnp.isfinite(best), 1.0, jnp.nan))
+    return jnp.where(jnp.isfinite(best), jnp.argmax(adjust, -1).astype(jnp.int32), -1), chance[:, None]
+  p = jnp.where(none[:, None], 0.0, distribution(logits, sampling, ids))
+  return draw(key, p, role), p

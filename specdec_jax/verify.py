@@ -8,8 +8,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.sampling import Role, draw
-from specdec_jax.typing import Float, Int, Key
+from specdec_jax.sampling import Role, draw, sound
+from specdec_jax.typing import Bool, Float, Int, Key
 
 RULES = ("token", "block")
 
@@ -40,7 +40,8 @@ class SparseDistribution:
 
 @flax.struct.dataclass
 class Verdict:
-  """accepted [B]: drafts that stand; next_token [B]: the recovered or bonus token that follows them."""
+  """accepted [B]: drafts that stand; next_token [B]: the recovered or bonus token that follows them, -1 where the target
+  gave no distribution for it."""
 
   accepted: Int["B"]
   next_token: Int["B"]
@@ -53,8 +54,9 @@ def accept(
   """The drafts that stand and the token after them, distributed exactly as the target's own samples.
 
   p [B,L+1,V]: row k judges draft k, row L follows all of them; q: what each draft was really drawn from; lengths [B]:
-  how many of the drafts were verified; keys [B,L+1]: one an output position, roles are folded in here. A draft outside
-  the vocabulary (a placeholder, -1) ends the block. Raises ValueError for shapes that do not fit or an unknown rule.
+  how many of the drafts were verified; keys [B,L+1]: one an output position, roles are folded in here. The block ends
+  before a draft outside the vocabulary (a placeholder, -1), before a q that is no distribution, and at a p that is none.
+  Raises ValueError for shapes that do not fit or an unknown rule.
   """
   if rule not in RULES:
     raise ValueError(f"unknown acceptance rule {rule!r}; exact rules: {', '.join(RULES)}")
@@ -66,22 +68,27 @@ def accept(
     raise ValueError(f"drafts [B,L] = {drafts.shape} need q of as many rows, not {jax.tree.map(jnp.shape, q)}")
   if not isinstance(q, SparseDistribution) and q.shape[-1] != p.shape[-1]:  # Padded to different vocabularies.
     q = jnp.pad(q, ((0, 0), (0, 0), (0, max(p.shape[-1] - q.shape[-1], 0))))[..., : p.shape[-1]]
-  lengths = usable_lengths(drafts, lengths, p.shape[-1])
   if width:
+    lengths = usable_lengths(drafts, lengths, p.shape[-1], sound(p[:, :-1]) & sound_rows(q))
     roles = jax.vmap(jax.vmap(lambda k: jax.random.fold_in(k, Role.ACCEPT)))(keys[:, :width])
     uniforms = jax.vmap(jax.vmap(jax.random.uniform))(roles)
     accepted, scale = accepted_block(p, q, drafts, lengths, uniforms) if rule == "block" else (accepted_prefix(p, q, drafts, lengths, uniforms), 1.0)
   else:
-    accepted, scale = jnp.zeros((batch,), jnp.int32), 1.0
+    accepted, scale, lengths = jnp.zeros((batch,), jnp.int32), 1.0, jnp.zeros_like(lengths)
   key = jnp.take_along_axis(keys, accepted[:, None], 1)[:, 0]
   role = jnp.where(accepted < lengths, Role.RECOVER, Role.BONUS)
   return Verdict(accepted, draw(key, next_distribution(p, q, accepted, lengths, scale), role))
 
 
-def usable_lengths(drafts: Int["B L"], lengths: Int["B"], vocab: int) -> Int["B"]:
-  """`lengths`, cut before the first draft that is no token."""
-  real = (drafts >= 0) & (drafts < vocab) & (jnp.arange(drafts.shape[1]) < lengths[:, None])
+def usable_lengths(drafts: Int["B L"], lengths: Int["B"], vocab: int, usable: Bool["B L"] | bool = True) -> Int["B"]:
+  """`lengths`, cut before the first draft that is no token or not `usable`."""
+  real = (drafts >= 0) & (drafts < vocab) & (jnp.arange(drafts.shape[1]) < lengths[:, None]) & usable
   return jnp.cumprod(real, 1, dtype=jnp.int32).sum(1)
+
+
+def sound_rows(q: Float["B L V"] | SparseDistribution) -> Bool["B L"]:
+  """Which rows of q are distributions."""
+  return sound(q.probs if isinstance(q, SparseDistribution) else q)
 
 
 def _at(p: Float["B L V"], tokens: Int["B L"]) -> Float["B L"]:

@@ -95,7 +95,7 @@ def test_drafter_round_trip(change):
 @pytest.mark.parametrize("change, message", [
     ({"mask_token_id": None}, "lacks mask_token_id"), ({"mask_token_id": 100}, "outside the vocabulary"), ({"mask_token_id": -1}, "outside"),
     ({"eos_token_id": [5, 99]}, "end-of-sequence"), ({"pad_token_id": 99}, "padding"), ({"target_layer_ids": [2, 1]}, "increase strictly"),
-    ({"target_layer_ids": [5]}, "below the last"), ({"target_layer_ids": []}, "target_layer_ids"), ({"markov_head_type": "lstm"}, "'lstm'"),
+    ({"target_layer_ids": [5]}, "strictly, from -1"), ({"target_layer_ids": []}, "target_layer_ids"), ({"markov_head_type": "lstm"}, "'lstm'"),
     ({"markov_rank": 0}, "markov_rank > 0"), ({"block_size": -1}, "block_size -1"), ({"model_type": "llama"}, "qwen3 family"),
     ({"projector_type": "dspark"}, "SpecForge")], ids=str)
 def test_drafter_faults_are_named(change, message):

@@ -10,7 +10,7 @@ import pytest
 
 import specdec_jax
 from specdec_jax import decode
-from specdec_jax.sampling import distribution, greedy_tokens, make_sampling
+from specdec_jax.sampling import Role, distribution, make_sampling, next_token
 from specdec_jax.schedule import by_threshold
 from tests import toys
 
@@ -124,8 +124,9 @@ def test_sampled_rounds_follow_the_target():
 def test_exact_ties():
   """C23: the lowest id, also beside a sampled row."""
   logits = jnp.array([[2.0, 2, 1], [2.0, 2, 1]])
-  assert greedy_tokens(logits, 3).tolist() == [0, 0]
-  assert greedy_tokens(jnp.array([[1.0, 1, 0]]), 3).tolist() == [0]
+  draft = lambda x: next_token(x, make_sampling(len(x), 3), jax.random.split(jax.random.key(0), len(x)), Role.DRAFT)[0].tolist()
+  assert draft(logits) == [0, 0]
+  assert draft(jnp.array([[1.0, 1, 0]])) == [0]
   for sampling in (make_sampling(2, 3, 0.0), make_sampling(2, 3, [0.0, 1.0])):
     np.testing.assert_array_equal(distribution(logits, sampling)[0], [1, 0, 0])
     np.testing.assert_array_equal(distribution(logits[:, None], sampling)[0, 0], [1, 0, 0])

@@ -21,6 +21,14 @@ class Proposal:
   confidence: Float["B L"] | None = None
 
 
+def proposal(drafts: Int["L B"], ids: Int["B L C"] | None, q: Float["L B V"], confidence: Float["L B"] | None, sampling: Sampling) -> Proposal:
+  """What a walk slot by slot gathered; q [L,B,V], of the candidates `ids` [B,L,C], of the drafts alone in a greedy batch."""
+  drafts, q = drafts.swapaxes(0, 1), q.swapaxes(0, 1)
+  if sampling.greedy:
+    ids = drafts[..., None]
+  return Proposal(drafts, q if ids is None else SparseDistribution(ids, q), None if confidence is None else confidence.swapaxes(0, 1))
+
+
 @flax.struct.dataclass
 class DraftOutputs:
   """Teacher-forced outputs of training blocks (of a serial drafter: A = S columns, L steps). hidden [B,A,L,D]; rows

@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.config import DrafterConfig
-from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal
+from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal, proposal
 from specdec_jax.drafters.heads import BiasHead, ConfidenceHead, DynamicConv, SelectorHead, top_candidates
 from specdec_jax.models.cache import Cache, as_keys, as_values, init_cache, write_layer
 from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, masked_softmax, rotary_angles
-from specdec_jax.sampling import Role, Sampling, distribution, draw, greedy_tokens, real_logits
+from specdec_jax.sampling import Role, Sampling, adjusted, next_token, real_logits
 from specdec_jax.typing import Bool, Float, Int
-from specdec_jax.verify import SparseDistribution
 
 
 @flax.struct.dataclass
@@ -248,40 +247,34 @@ class BlockDrafter(FromConfig):
     batch = anchor.shape[0]
 
     def slot(carry, inputs):
-      previous, state = carry
+      previous, state, sampling = carry
       h, u, key = inputs
       state, logits, confidence = apply(state, h, u, previous, method="predict")
-      if sampling.greedy:
-        token, q = greedy_tokens(logits, sampling.vocab), jnp.zeros((batch, 0))
-      else:
-        q = distribution(logits, sampling)
-        token = draw(key, q, Role.DRAFT)
-      return (token, state), (token, q, jnp.zeros((batch, 0)) if confidence is None else confidence)
+      token, q = next_token(logits, sampling, key, Role.DRAFT)
+      return (token, state, sampling.after(token[:, None], 1)), (token, q, jnp.zeros((batch, 0)) if confidence is None else confidence)
 
-    first = (anchor, jnp.zeros((batch, self.config.rank if self.config.head == "rnn" else 0)))
+    first = (anchor, jnp.zeros((batch, self.config.rank if self.config.head == "rnn" else 0)), sampling)
     _, (drafts, q, confidence) = jax.lax.scan(slot, first, (hidden.swapaxes(0, 1), base.swapaxes(0, 1), keys.swapaxes(0, 1)))
-    drafts = drafts.swapaxes(0, 1)
-    q = SparseDistribution(drafts[..., None], jnp.ones((*drafts.shape, 1))) if sampling.greedy else q.swapaxes(0, 1)
-    return Proposal(drafts, q, confidence.swapaxes(0, 1) if self.config.confidence else None)
+    return proposal(drafts, None, q, confidence if self.config.confidence else None, sampling)
 
   def _select_path(self, apply, hidden, base, anchor, keys, sampling: Sampling) -> Proposal:
     """A walk over each slot's candidates: argmax of the scores, or a draw from their softmax, which is the exact sparse q."""
     c = self.config
-    ids, unary = top_candidates(base, c.candidates)
-    narrow = dataclasses.replace(sampling, vocab=c.candidates)
+    ids, _ = top_candidates(adjusted(base, sampling), c.candidates)
+    unary = jnp.take_along_axis(base, ids, -1)
 
-    def slot(previous, inputs):
+    def slot(carry, inputs):
+      previous, sampling = carry
       h, candidates, u, key = inputs
       embedded = apply(previous, method="embed_previous")
-      q = distribution(apply(h, embedded, candidates, u, method="select"), narrow)
-      index = jnp.argmax(q, -1) if sampling.greedy else draw(key, q, Role.DRAFT)
-      token = jnp.take_along_axis(candidates, index[:, None], 1)[:, 0]
+      index, q = next_token(apply(h, embedded, candidates, u, method="select"), sampling, key, Role.DRAFT, candidates)
+      token = jnp.where(index < 0, -1, jnp.take_along_axis(candidates, jnp.maximum(index, 0)[:, None], 1)[:, 0])
       confidence = apply(h, embedded, method="score_confidence")
-      return token, (token, q, jnp.zeros((len(token), 0)) if confidence is None else confidence)
+      return (token, sampling.after(token[:, None], 1)), (token, q, jnp.zeros((len(token), 0)) if confidence is None else confidence)
 
-    swap = lambda x: x.swapaxes(0, 1)
-    _, (drafts, q, confidence) = jax.lax.scan(slot, anchor, tuple(map(swap, (hidden, ids, unary, keys))))
-    return Proposal(swap(drafts), SparseDistribution(ids, swap(q)), swap(confidence) if c.confidence else None)
+    _, (drafts, q, confidence) = jax.lax.scan(
+        slot, (anchor, sampling), tuple(x.swapaxes(0, 1) for x in (hidden, ids, unary, keys)))
+    return proposal(drafts, ids, q, confidence if c.confidence else None, sampling)
 
   def block_outputs(self, params, batch: BlockBatch) -> DraftOutputs:
     return self.network.apply({"params": params}, batch)

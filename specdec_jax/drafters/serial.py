@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.config import SerialConfig
-from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal
+from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal, proposal
 from specdec_jax.models.cache import Cache, init_cache, write_layer
 from specdec_jax.models.layers import MLP, Attention, Head, Projection, RMSNorm, attend, masked_softmax, rotary_angles
-from specdec_jax.sampling import Role, Sampling, distribution, draw, greedy_tokens
+from specdec_jax.sampling import Role, Sampling, next_token
 from specdec_jax.typing import Bool, Float, Int
-from specdec_jax.verify import SparseDistribution
 
 
 @flax.struct.dataclass
@@ -191,11 +190,11 @@ class SerialDrafter(FromConfig):
 
   def propose(self, params, state: SerialState, anchor, position, keys, sampling: Sampling) -> Proposal:
     apply = lambda *args, method: self.network.apply({"params": params}, *args, method=method)
-    batch, rows = anchor.shape[0], jnp.arange(state.cache.capacity)
+    rows = jnp.arange(state.cache.capacity)
     window = self.config.model.windows[0]
 
     def step(carry, inputs):
-      hidden, token, held = carry
+      hidden, token, held, sampling = carry
       k, key = inputs
       row = position + k
       x, h = apply(hidden[:, None], token[:, None], method="pair")
@@ -207,17 +206,12 @@ class SerialDrafter(FromConfig):
       attended = attend(apply(h, at, method="queries"), *(b.astype(h.dtype) for b in held), visible[:, None])
       hidden = apply(x, attended, method="finish")
       logits = apply(hidden, method="logits")[:, 0]
-      if sampling.greedy:
-        token, q = greedy_tokens(logits, sampling.vocab), jnp.zeros((batch, 0))
-      else:
-        q = distribution(logits, sampling)
-        token = draw(key, q, Role.DRAFT)
-      return (hidden[:, 0], token, held), (token, q)
+      token, q = next_token(logits, sampling, key, Role.DRAFT)
+      return (hidden[:, 0], token, held, sampling.after(token[:, None], 1)), (token, q)
 
-    first = (state.pending, anchor, (state.cache.keys[0], state.cache.values[0]))
+    first = (state.pending, anchor, (state.cache.keys[0], state.cache.values[0]), sampling)
     _, (drafts, q) = jax.lax.scan(step, first, (jnp.arange(self.config.steps), keys.swapaxes(0, 1)))
-    drafts = drafts.swapaxes(0, 1)
-    return Proposal(drafts, SparseDistribution(drafts[..., None], jnp.ones((*drafts.shape, 1))) if sampling.greedy else q.swapaxes(0, 1))
+    return proposal(drafts, None, q, None, sampling)
 
   def block_outputs(self, params, batch: SerialBatch) -> DraftOutputs:
     return self.network.apply({"params": params}, batch)
