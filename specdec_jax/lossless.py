@@ -1,37 +1,149 @@
-"""Checks on real outputs that speculation changed nothing (METRICS, losslessness contracts)."""
+"""Checks on real outputs that speculation changed nothing (METRICS, losslessness contracts).
 
+Contract 1, greedy float32: equal texts. Contract 2, greedy bfloat16: equal, or apart at a near tie. Contract 3, sampling: the
+target's own distribution, which no single text shows: `surprisal_z` tests every token against it, `two_samples` tests
+positions against the target's own samples.
+"""
+
+import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax.decode import Completion, round_up
 from specdec_jax.models.target import Target
-from specdec_jax.sampling import distribution, make_sampling
+from specdec_jax.sampling import adjusted, distribution, make_sampling
+from specdec_jax.typing import Float, Int
+
+FLOAT32_NOISE = 1e-3  # What a cache, another batch or another block length may move a float32 logit by.
+
+
+@dataclasses.dataclass(frozen=True)
+class Forced:
+  """What the target says of each token [T] of a text, read in one pass (teacher forcing), settings applied.
+
+  log_p: of the token, −inf for an impossible one; mean, variance: of log p under the same distribution; gap: the best logit
+  less the token's; tie: gaps up to it are near ties, one bfloat16 step of the best logit, or float32 noise.
+  """
+
+  log_p: Float["T"]
+  mean: Float["T"]
+  variance: Float["T"]
+  gap: Float["T"]
+  tie: Float["T"]
+
+
+def teacher_force(target: Target, prompt: Sequence[int], tokens: Sequence[int], temperature: float = 0.0, **settings) -> Forced:
+  """One pass over prompt and tokens; settings as of `generate`, for this request."""
+  text, start = [*prompt, *tokens], len(prompt)
+  rows = np.zeros((2, 1, round_up(len(text), 64)), np.int32)
+  rows[0, 0, : len(text)], rows[1] = text, -1
+  rows[1, 0, start : len(text)] = tokens
+  sampling = make_sampling(1, target.vocab, temperature, prompts=[prompt], **settings)
+  out = _forced(target.decoder, target.params, jnp.asarray(rows[0]), jnp.asarray(rows[1]), sampling)
+  return Forced(*(np.asarray(x, np.float64)[start - 1 : len(text) - 1] for x in out[:-1]), _tie(target, np.asarray(out[-1])[start - 1 : len(text) - 1]))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _forced(decoder, params, tokens: Int["B T"], emitted: Int["B T"], sampling):
+  """Of row t, what it says of token t+1 (of the last, nothing): log p, its mean and variance, gap, best logit."""
+  hidden, _, _ = decoder.apply({"params": params}, tokens)
+  logits = decoder.apply({"params": params}, hidden, method="logits")
+  sampling = sampling.along(emitted)
+  if sampling.counts is not None:
+    sampling = sampling.replace(counts=sampling.counts[:, 1:])  # Row t has read the tokens up to t.
+  p, adjust = distribution(logits, sampling), adjusted(logits, sampling)
+  log_p = jnp.log(p)
+  finite = jnp.where(p > 0, log_p, 0.0)
+  mean = (p * finite).sum(-1)
+  of_next = lambda x: jnp.take_along_axis(x, jnp.roll(tokens, -1, 1)[..., None], -1)[..., 0]
+  best = adjust.max(-1)
+  return tuple(x[0] for x in (of_next(log_p), mean, (p * (finite - mean[..., None]) ** 2).sum(-1), best - of_next(adjust), best))
+
+
+def _tie(target: Target, best: Float["T"]) -> Float["T"]:
+  if target.dtype == "float32":
+    return np.full(best.shape, FLOAT32_NOISE)
+  return 2.0 ** (np.floor(np.log2(np.maximum(np.abs(best), 1e-6))) - 7)  # bfloat16 holds 8 significant bits.
+
+
+@dataclasses.dataclass(frozen=True)
+class Divergence:
+  """Where two greedy texts of one prompt part: request, output position, the gap of the target's logits of the two tokens
+  there (inf where one text has ended), and whether that is a near tie."""
+
+  request: int
+  position: int
+  gap: float
+  near_tie: bool
+
+
+def first_divergences(target: Target, prompts, ours: Sequence[Completion], plain: Sequence[Completion], **settings) -> list[Divergence]:
+  """One for each request whose texts differ."""
+  out = []
+  for i, (prompt, a, b) in enumerate(zip(prompts, ours, plain, strict=True)):
+    if a.tokens == b.tokens:
+      continue
+    at = next((k for k, (x, y) in enumerate(zip(a.tokens, b.tokens)) if x != y), None)
+    if at is None:
+      out.append(Divergence(i, min(len(a.tokens), len(b.tokens)), math.inf, False))
+      continue
+    one, other = (teacher_force(target, prompt, c.tokens[: at + 1], **settings) for c in (a, b))
+    gap = abs(float(one.gap[-1] - other.gap[-1]))
+    out.append(Divergence(i, at, gap, gap <= max(one.tie[-1], 0.0)))
+  return out
 
 
 def identical(ours: Sequence[Completion], plain: Sequence[Completion]) -> int:
   """Requests whose tokens are equal (contract 1)."""
-  return sum(a.tokens == b.tokens for a, b in zip(ours, plain))
+  return sum(a.tokens == b.tokens for a, b in zip(ours, plain, strict=True))
 
 
-def surprisal_z(target: Target, prompts: Sequence[Sequence[int]], done: Sequence[Completion], temperature: float) -> float:
-  """Whether sampled tokens are as surprising as the target's own samples are: a z-score, |z| > 4 is a fault (contract 3).
+def surprisal_z(target: Target, prompts: Sequence[Sequence[int]], done: Sequence[Completion], temperature: float, **settings) -> float:
+  """Whether sampled tokens are as surprising as the target's own samples are: a z-score (contract 3).
 
   Every position is teacher-forced. If token x is drawn from p, log p(x) has mean Σ p log p; the differences add up to a sum
   of mean 0 and known variance. A token of probability 0 gives −inf.
   """
-  total, variance = 0.0, 0.0
-  for prompt, c in zip(prompts, done):
-    tokens = [*prompt, *c.tokens]
-    row = np.zeros((1, round_up(len(tokens), 64)), np.int32)
-    row[0, : len(tokens)] = tokens
-    logits = target.forward(row).logits[:, len(prompt) - 1 : len(tokens) - 1]
-    p = np.asarray(distribution(logits, make_sampling(1, target.config.vocab, temperature))[0], np.float64)
-    with np.errstate(divide="ignore"):
-      log_p = np.log(p)
-    finite = np.where(p > 0, log_p, 0.0)
-    mean = (p * finite).sum(-1)
-    total += float((log_p[np.arange(len(c.tokens)), c.tokens] - mean).sum())
-    variance += float((p * (finite - mean[:, None]) ** 2).sum())
-  return total / math.sqrt(max(variance, 1e-12))
+  forced = [teacher_force(target, prompt, c.tokens, temperature, **settings) for prompt, c in zip(prompts, done, strict=True)]
+  total = sum(float((f.log_p - f.mean).sum()) for f in forced)
+  return total / math.sqrt(max(sum(float(f.variance.sum()) for f in forced), 1e-12))
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoSamples:
+  """Ours against the target's own samples at each output position: p of a chi-square test, total variation, and the total
+  variation that two samples of one distribution have by chance (mean over shuffles)."""
+
+  p_value: list[float]
+  total_variation: list[float]
+  noise_floor: list[float]
+
+
+def two_samples(ours: Sequence[Sequence[int]], plain: Sequence[Sequence[int]], positions: int, shuffles: int = 50) -> TwoSamples:
+  """Compares the first `positions` tokens of independent samples; a text that has ended counts as one more token."""
+  rng, out = np.random.default_rng(0), ([], [], [])
+  for k in range(positions):
+    a, b = (np.array([s[k] if k < len(s) else -1 for s in samples]) for samples in (ours, plain))
+    ids, together = np.unique(np.concatenate([a, b]), return_inverse=True)
+    count = lambda x: np.bincount(x, minlength=len(ids))
+    distance = lambda x: 0.5 * np.abs(count(x[: len(a)]) / len(a) - count(x[len(a) :]) / len(b)).sum()
+    floor = np.mean([distance(rng.permutation(together)) for _ in range(shuffles)])
+    for column, value in zip(out, (_chi_square(count(together[: len(a)]), count(together[len(a) :])), distance(together), floor)):
+      column.append(float(value))
+  return TwoSamples(*out)
+
+
+def _chi_square(a: Int["V"], b: Int["V"]) -> float:
+  """p of the test that two histograms are of one distribution; cells of fewer than 10 in all are one cell."""
+  rare = a + b < 10
+  table = np.stack([np.append(x[~rare], x[rare].sum()) for x in (a, b)]).astype(float)
+  table = table[:, table.sum(0) > 0]
+  if table.shape[1] < 2:
+    return 1.0
+  expected = table.sum(1, keepdims=True) * table.sum(0) / table.sum()
+  return float(jax.scipy.stats.chi2.sf(((table - expected) ** 2 / expected).sum(), table.shape[1] - 1))
