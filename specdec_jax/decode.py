@@ -93,6 +93,8 @@ def prefill(method: Method, params, drafter_params, state: DecodeState, prompts:
   logits = method.decoder.apply({"params": params}, last, method="logits")[:, 0]
   sampling = sampling.replace(counts=state.counts)
   first, _ = next_token(logits, sampling, sampling.position_keys(state.emitted, 1)[:, 0], Role.TARGET)
+  read = jnp.arange(prompts.shape[1]) < lengths[:, None]
+  first = jnp.where((jnp.isfinite(hidden).all(-1) | ~read).all(1), first, -1)
   count, finish = cut(first[:, None], (first >= 0).astype(jnp.int32), state.emitted, limits)
   finish = jnp.where(first < 0, TARGET_FAULT, finish)
   if method.drafter:
@@ -122,8 +124,10 @@ def decode_round(method: Method, params, drafter_params, state: DecodeState, sam
   width = method.draft_length
   keys = sampling.position_keys(state.emitted, width + 1)
   proposal = _propose(method, drafter_params, state, position, keys, sampling)
-  scheduled = jnp.where(running, verify.usable_lengths(proposal.drafts, _schedule(method, proposal), sampling.vocab), 0)
+  scheduled = jnp.where(running, _schedule(method, proposal), 0)
   lengths = verify.usable_lengths(proposal.drafts, scheduled, sampling.vocab, verify.sound_rows(proposal.q))
+  drafter_fault = (lengths < scheduled) & jnp.take_along_axis(  # The draft that the block ends before, for want of numbers.
+      jnp.pad(verify.malformed_rows(proposal.q), ((0, 0), (0, 1))), lengths[:, None], 1)[:, 0]
 
   fed = jnp.concatenate([state.anchor[:, None], jnp.maximum(proposal.drafts, 0)], 1)
   hidden, taps, cache = method.decoder.apply({"params": params}, fed, state.cache, taps=method.taps)
@@ -134,7 +138,7 @@ def decode_round(method: Method, params, drafter_params, state: DecodeState, sam
   slots = jnp.arange(width + 1)
   tokens = jnp.where(slots == verdict.accepted[:, None], verdict.next_token[:, None], jnp.pad(proposal.drafts, ((0, 0), (0, 1))))
   count, finish = cut(tokens, verdict.accepted + (verdict.next_token >= 0), state.emitted, limits)
-  fault = jnp.where(verdict.next_token < 0, TARGET_FAULT, jnp.where(lengths < scheduled, DRAFTER_FAULT, RUNNING))
+  fault = jnp.where(verdict.next_token < 0, TARGET_FAULT, jnp.where(drafter_fault, DRAFTER_FAULT, RUNNING))
   finish = jnp.where(finish == RUNNING, fault, finish)
   count = jnp.where(running, count, 0)
   fed_rows = jnp.where(running, verdict.accepted + 1, 0)  # Rows whose tokens stand: the anchor and the accepted drafts.

@@ -244,10 +244,14 @@ def real_logits(logits: Float["B V"], vocab: int) -> Float["B V"]:
   return jnp.where(jnp.arange(logits.shape[-1]) < vocab, logits, -jnp.inf)
 
 
+def malformed(p: Float["B V"]) -> Bool["B"]:
+  """Whether a row holds NaN, anything infinite, or anything negative."""
+  return ~(jnp.isfinite(p.sum(-1)) & (p.min(-1) >= 0))
+
+
 def sound(p: Float["B V"]) -> Bool["B"]:
-  """Whether each row is a distribution, of any positive scale: no NaN, nothing infinite or negative, some mass."""
-  total = p.sum(-1)
-  return jnp.isfinite(total) & (total > 0) & (p.min(-1) >= 0)
+  """Whether each row is a distribution, of any positive scale: not malformed, and not all 0."""
+  return ~malformed(p) & (p.sum(-1) > 0)
 
 
 def draw(keys: Key["B"], p: Float["B V"], role: Role | Int["B"]) -> Int["B"]:

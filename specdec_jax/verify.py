@@ -8,7 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.sampling import Role, draw, sound
+from specdec_jax.sampling import Role, draw, malformed, sound
 from specdec_jax.typing import Bool, Float, Int, Key
 
 RULES = ("token", "block")
@@ -89,6 +89,11 @@ def usable_lengths(drafts: Int["B L"], lengths: Int["B"], vocab: int, usable: Bo
 def sound_rows(q: Float["B L V"] | SparseDistribution) -> Bool["B L"]:
   """Which rows of q are distributions."""
   return sound(q.probs if isinstance(q, SparseDistribution) else q)
+
+
+def malformed_rows(q: Float["B L V"] | SparseDistribution) -> Bool["B L"]:
+  """Which rows of q hold what is no probability; a row of zeros, where nothing could be drafted, does not."""
+  return malformed(q.probs if isinstance(q, SparseDistribution) else q)
 
 
 def _at(p: Float["B L V"], tokens: Int["B L"]) -> Float["B L"]:

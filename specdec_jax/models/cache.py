@@ -61,7 +61,10 @@ def write_stacked(keys, values, layer: Int[""], k: Float["B T K H"], v: Float["B
 
 def _placed(k, v, start, capacity: int):
   """The rows with their slot and position indices, as a scatter of two rows or more: of one row XLA makes a slice update,
-  which its CPU backend fuses into every reader of the buffer, each time copying the buffer."""
+  which its CPU backend fuses into every reader of the buffer, each time copying the buffer.
+
+  Values that are no numbers are stored as 0: a rejected draft's row is masked later, but 0 · NaN would still be NaN."""
+  v = jnp.where(jnp.isfinite(v), v, 0)
   at = start[:, None] + jnp.arange(k.shape[1])
   if at.size == 1:
     k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (k, v))
