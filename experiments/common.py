@@ -31,7 +31,7 @@ def record(experiment: str, target: Target, drafter: dict[str, Any] | None = Non
   drafter: name and hash.
   """
   measured = {
-      "seed": None, "dataset": None, "temperature": None, "concurrency": None, "schedule": None, "n_requests": 0, "n_rounds": 0,
+      "seed": None, "dataset": None, "temperature": None, "concurrency": None, "schedule": None, "rule": None, "n_requests": 0, "n_rounds": 0,
       "speculation": {"on": False, "why": None}, "lossless": {"contract": None, "identical": None, "n": 0, "holds": None},
       "compile": {"count": None, "seconds": None}}
   return {

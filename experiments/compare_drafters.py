@@ -29,26 +29,31 @@ def main(argv):
   prompts = load_prompts(config, target)
   records, text = [], []
   with progress.Progress(*progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[note]}"), console=screen) as bar:
-    task = bar.add_task(target.name, total=len(prompts) * len(config.temperatures) * len(drafters) * (1 + config.repeats), note="")
+    task = bar.add_task(target.name, total=len(prompts) * (1 + config.repeats) * sum(
+        1 + len(trained) * (len(config.rules) if t else 1) for t in config.temperatures), note="")
     for temperature in config.temperatures:
-      rounds, rates = ({name: [{} for _ in paths] for name, paths in config.drafters.items()} for _ in range(2))
+      rules = config.rules if temperature else config.rules[:1]
+      rounds, rates = ({rule: {name: [{} for _ in paths] for name, paths in config.drafters.items()} for rule in rules} for _ in range(2))
       for dataset, ids in prompts.items():
         tick = lambda note, where=f"{dataset}, temperature {temperature:g}: ": bar.update(task, advance=1, note=where + note)
-        measured = measure(config, target, drafters, ids, temperature, tick)
+        measured = measure(config, target, drafters, ids, temperature, tick, rules)
         for run in measured:
           records.append(result("compare_drafters", config, target, dataset, ids, temperature, run, measured[0]))
           report.append(workdir / "results.jsonl", records[-1])
-        for (name, seed, _), run in zip(trained, measured[1:], strict=True):
-          rounds[name][seed][dataset], rates[name][seed][dataset] = [c.rounds for c in run.done], run.tokens_per_s
+        for (name, seed, _), run in zip(trained * len(rules), measured[1:], strict=True):
+          rounds[run.rule][name][seed][dataset], rates[run.rule][name][seed][dataset] = [c.rounds for c in run.done], run.tokens_per_s
       title = f"temperature {temperature:g}"
-      for header, rows in (
-          comparison.accepted_lengths(rounds, config.baseline, title), comparison.conditional_acceptances(rounds, title), comparison.speeds(rates, config.baseline, title)):
+      first = rules[0]
+      tables = [
+          comparison.accepted_lengths(rounds[first], config.baseline, title), comparison.conditional_acceptances(rounds[first], title),
+          comparison.speeds(rates[first], config.baseline, title)]
+      for header, rows in [*tables, *(comparison.rules(rounds[first], rounds[r], f"{title}, rule {r}", first) for r in rules[1:])]:
         shown = rich_table.Table(*header)
         for row in rows:
           shown.add_row(*row)
         screen.print(shown)
         text += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header), *("| " + " | ".join(r) + " |" for r in rows), ""]
-  report.write_report(records, workdir, f"Drafters for {target.name}")
+  report.write_report(records, workdir, f"Drafters for {target.name}", (*report.COLUMNS[:3], ("rule", "rule", ""), *report.COLUMNS[3:]))
   (workdir / "comparison.md").write_text("\n".join(text) + "\n")
   screen.print(f"records: {workdir / 'results.jsonl'}   tables: {workdir / 'comparison.md'}, {workdir / 'report.md'}")
   if any(r["lossless"]["holds"] is False for r in records):

@@ -51,6 +51,21 @@ def conditional_acceptances(runs: Runs, title: str) -> tuple[list[str], list[lis
   return [title, "data set", *map(str, range(1, positions + 1))], [[n, d, *cells(values)] for (n, d), values in found.items()]
 
 
+def rules(base: Runs, other: Runs, title: str, name: str) -> tuple[list[str], list[list[str]]]:
+  """Header and rows of the accepted lengths under another acceptance rule and their ratios to those under rule `name`, with 95 %
+  intervals by document."""
+  datasets = list(next(iter(base.values()))[0])
+  rows = []
+  for drafter, by_seed in other.items():
+    own, before = ({d: with_all_seeds(x, d) for d in datasets} for x in (by_seed, base[drafter]))
+    cells = []
+    for d in datasets:
+      low, high = metrics.bootstrap(metrics.accepted_length_ratio, own[d], before[d], resamples=200)
+      cells += [f"{metrics.acceptance(own[d])['accepted_length']:.2f}", f"{metrics.accepted_length_ratio(own[d], before[d]):.3f} ({low:.3f}–{high:.3f})"]
+    rows.append([drafter, *cells, f"{metrics.macro_accepted_length(own) / metrics.macro_accepted_length(before):.3f}"])
+  return [title, *(text for d in datasets for text in (d, f"{d} / {name}")), f"macro / {name}"], rows
+
+
 def speeds(rates: dict[str, list[dict[str, float]]], baseline: str, title: str) -> tuple[list[str], list[list[str]]]:
   """Header and rows of one temperature's tokens/s, means over training seeds. rates: as `Runs`, tokens/s for rounds."""
   mean = lambda by_seed, d: float(np.mean([seed[d] for seed in by_seed]))

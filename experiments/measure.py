@@ -22,6 +22,7 @@ class Run:
   """One method on one data set at one temperature: its outputs and the wall times of its repeats, in seconds."""
 
   drafter: Drafter | None
+  rule: str
   done: list[Completion]
   warm_up: float
   executables: int
@@ -42,30 +43,34 @@ def load_prompts(config, target: Target) -> dict[str, list[list[int]]]:
   return out
 
 
-def decode_all(config, target: Target, drafter: Drafter | None, prompts: Sequence[list[int]], temperature: float) -> list[Completion]:
+def decode_all(config, target: Target, drafter: Drafter | None, prompts: Sequence[list[int]], temperature: float, rule: str) -> list[Completion]:
   """Every prompt, in batches of one size; request i has the seed config.seed + i."""
   done = []
   for start in range(0, len(prompts), config.batch):
     part = prompts[start : start + config.batch]
     filled = [*part, *part[:1] * (config.batch - len(part))]
     seeds = [config.seed + start + i for i in range(config.batch)]
-    done += specdec_jax.generate(target, drafter, filled, config.max_new_tokens, temperature=temperature, seed=seeds, rule=config.rule)[: len(part)]
+    done += specdec_jax.generate(target, drafter, filled, config.max_new_tokens, temperature=temperature, seed=seeds, rule=rule)[: len(part)]
   return done
 
 
-def measure(config, target: Target, drafters: Sequence[Drafter | None], prompts, temperature: float, tick: Callable[[str], None]) -> list[Run]:
-  """All methods on the same prompts: one warm-up each, then the repeats in turn, so that drift hits all alike."""
+def measure(
+    config, target: Target, drafters: Sequence[Drafter | None], prompts, temperature: float, tick: Callable[[str], None], rules: Sequence[str],
+) -> list[Run]:
+  """All methods on the same prompts: one warm-up each, then the repeats in turn, so that drift hits all alike.
+
+  Every drafter runs under each of the acceptance rules; they are one rule at temperature 0, and without a drafter."""
   runs = []
-  for drafter in drafters:
+  for drafter, rule in ((d, r) for r in rules for d in drafters if r == rules[0] or (d and temperature)):
     tick(f"warm-up {drafter.name if drafter else 'autoregressive'}")
     before, began = compiled(), time.perf_counter()
-    done = decode_all(config, target, drafter, prompts, temperature)
-    runs.append(Run(drafter, done, time.perf_counter() - began, compiled() - before, []))
+    done = decode_all(config, target, drafter, prompts, temperature, rule)
+    runs.append(Run(drafter, rule, done, time.perf_counter() - began, compiled() - before, []))
   for _ in range(config.repeats):
     for run in runs:
       tick(run.drafter.name if run.drafter else "autoregressive")
       began = time.perf_counter()
-      again = decode_all(config, target, run.drafter, prompts, temperature)
+      again = decode_all(config, target, run.drafter, prompts, temperature, run.rule)
       run.walls.append(time.perf_counter() - began)
       if [c.tokens for c in again] != [c.tokens for c in run.done]:
         raise RuntimeError("two runs with the same seeds gave different tokens")
@@ -94,7 +99,7 @@ def result(experiment: str, config, target: Target, dataset: str, prompts, tempe
     found["speedup"] = metrics.speedup(run.tokens_per_s, plain.tokens_per_s)
   return common.record(
       experiment, target, {"name": run.drafter.name, "hash": run.drafter.hash} if run.drafter else None, seed=config.seed,
-      dataset=dataset, temperature=temperature, concurrency=config.batch, schedule="fixed", rule=config.rule, n_requests=len(run.done),
+      dataset=dataset, temperature=temperature, concurrency=config.batch, schedule="fixed", rule=run.rule, n_requests=len(run.done),
       n_rounds=sum(map(len, rounds)), speculation={"on": run.drafter is not None, "why": None if run.drafter else "baseline"},
       lossless=check(target, prompts, run, plain, temperature),
       compile={"count": run.executables, "seconds": max(run.warm_up - min(run.walls), 0.0)}, metrics=found,

@@ -35,7 +35,7 @@ def main(argv):
     for dataset, ids in prompts.items():
       for temperature in config.temperatures:
         tick = lambda note, where=f"{dataset}, temperature {temperature:g}: ": bar.update(task, advance=1, note=where + note)
-        runs = measure(config, target, drafters, ids, temperature, tick)
+        runs = measure(config, target, drafters, ids, temperature, tick, (config.rule,))
         for run in runs:
           records.append(result("quickstart", config, target, dataset, ids, temperature, run, runs[0]))
           report.append(results, records[-1])

@@ -37,6 +37,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
   "temperature": (),
   "concurrency": (),
   "schedule": (),
+  "rule": (),
   "n_requests": (),
   "n_rounds": (),
   "speculation": ("on", "why"),
@@ -315,8 +316,8 @@ def _provenance(record: Record) -> str:
 
 
 def _distinct(records: Sequence[Record]) -> Callable[[Record], str]:
-  """Names a run by data set, plus whichever of target, concurrency and schedule differ among the records."""
-  names = {"target": "target.name", "concurrency": "concurrency", "schedule": "schedule"}
+  """Names a run by data set, plus whichever of target, concurrency, schedule and rule differ among the records."""
+  names = {"target": "target.name", "concurrency": "concurrency", "schedule": "schedule", "rule": "rule"}
   varied = {name: path for name, path in names.items() if len({_at(r, path) for r in records}) > 1}
   return lambda r: ", ".join([r["dataset"], *(f"{name} {_at(r, path)}" for name, path in varied.items())])
 

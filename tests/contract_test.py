@@ -173,6 +173,44 @@ def test_bfloat16_greedy_text(kind):
     assert np.all(forced.gap <= forced.tie)
 
 
+@pytest.mark.parametrize("kind", ["markov", "eagle3"])
+def test_windows_and_long_prompts(kind):
+  """C49: layers of a sliding window, drafts rejected across its edge; C51: prompts below and beyond the drafter's window, in
+  one batch. The texts are those of whole passes without any cache."""
+  target = toys.target(windows=(8, None, 8))
+  drafter = {
+      "markov": toys.block_drafter(target, mask_id=59, block=5), "eagle3": toys.serial_drafter(target, "eagle3", steps=5, window=6)}[kind]
+  if kind == "markov":
+    c = dataclasses.replace(drafter.config, model=dataclasses.replace(drafter.config.model, windows=(6,)))
+    drafter = dataclasses.replace(drafter, config=c, model=dataclasses.replace(drafter.model, config=c))
+  prompts = [[(5 * i + 3) % 59 for i in range(n)] for n in (3, 10, 40)]
+  plain = specdec_jax.generate(target, None, prompts, 32, ignore_eos=True)
+  done = specdec_jax.generate(target, drafter, prompts, 32, ignore_eos=True)
+  assert [c.tokens for c in done] == [c.tokens for c in plain]
+  assert any(a < d for c in done for d, a, _ in c.rounds) and len({tuple(c.tokens) for c in plain}) == 3
+  for prompt, c in zip(prompts, plain):
+    assert lossless.teacher_force(target, prompt, c.tokens).gap.max() < lossless.FLOAT32_NOISE
+  assert [c.tokens for c in plain] != [c.tokens for c in specdec_jax.generate(
+      dataclasses.replace(target, config=toys.target().config, decoder=toys.target().decoder), None, prompts, 32, ignore_eos=True)]
+
+
+def test_rows_do_not_hear_their_neighbours():
+  """C21, C67: one request's sampled text is the same alone, beside rows that draft nothing or everything, that end early, and in
+  another slot; so is every greedy text in a batch of mixed lengths."""
+  target = toys.target()
+  drafter = toys.block_drafter(target, mask_id=59, block=5)
+  prompts = [[(7 * i + j * j) % 59 for j in range(1 + 9 * i)] for i in range(4)]
+  run = lambda rows, seeds, caps=24, **kw: [c.tokens for c in specdec_jax.generate(
+      target, drafter, [prompts[i] for i in rows], caps, seed=seeds, ignore_eos=True, **kw)]
+  order = jnp.arange(4)
+  alone = run([1], [7], temperature=1.0)[0]
+  uneven = lambda confidence: jnp.where(order == 1, 5, jnp.where(order == 0, 0, 4))  # By slot, without a look at the drafts.
+  assert run(range(4), [1, 7, 3, 4], temperature=1.0, schedule=uneven)[1] == alone
+  assert run(range(4), [1, 7, 3, 4], caps=[2, 24, 5, 1], temperature=1.0)[1] == alone
+  assert run([3, 2, 0, 1], [5, 6, 9, 7], temperature=[0.0, 1.3, 0.7, 1.0])[3] == alone
+  assert run([3, 1, 0, 2], 0) == [run([i], 0)[0] for i in (3, 1, 0, 2)]
+
+
 def test_stop_texts():
   """A stop text ends a request wherever tokens and rounds happen to cut it; the text ends before it, records where it does."""
   target = specdec_jax.load_target("tiny")

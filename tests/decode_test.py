@@ -207,7 +207,7 @@ def test_logprobs_are_the_targets(plain):
 
 
 def test_rewound_caches_equal_a_fresh_prefill(plain):
-  """Invariant 4: after mixed accepted counts the caches of target and drafter equal those of the committed text."""
+  """C47, invariant 4: after mixed accepted counts the caches of target and drafter equal those of the committed text."""
   target = toys.target()
   drafter = toys.block_drafter(target)
   method = decode.make_method(target, drafter, None, "fixed", "token", False)

@@ -139,3 +139,14 @@ def test_bench_training(tmp_path):
   start("bench_training", "--config=configs/tiny/training_speed.py:smoke", f"--workdir={tmp_path}")
   found = report.read(tmp_path / "results.jsonl")[0]["metrics"]
   assert found["training_tokens_per_s"] > 0 and 0 < found["parts"]["features"] < 1 and 0 < found["parts"]["backbone"] < 1
+
+
+def test_check_lossless(tmp_path):
+  """Right drafters hold; a drafter that lies about its q is named, and the exit code says so."""
+  run = lambda variant, *options, **kw: start("check_lossless", f"--config=configs/tiny/lossless.py:{variant}", f"--workdir={tmp_path / variant}", *options, **kw)
+  run("smoke")
+  records = report.read(tmp_path / "smoke" / "results.jsonl")
+  assert [(r["temperature"], r["lossless"]["contract"], r["lossless"]["holds"], r["rule"]) for r in records] == [(0.0, 1, True, "token"), (1.0, 3, True, "token")]
+  done = run("smoke", "--config.misreport=True", "--config.temperatures=(1.0,)", "--config.top_ps=(1.0,)", "--config.samples=400", "--config.batches=(100,)",
+             "--config.positions=8", "--config.draft_lengths=(4,)", check=False)
+  assert done.returncode == 1 and "FAULT tiny/dspark, misreporting, chat" in done.stdout

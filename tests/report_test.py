@@ -30,6 +30,7 @@ def record(**changes):
     "temperature": 0.0,
     "concurrency": 8,
     "schedule": "fixed",
+    "rule": "token",
     "n_requests": 2,
     "n_rounds": 4,
     "speculation": {"on": True, "why": None},

@@ -193,6 +193,7 @@ def test_two_positions_joint():
 
 
 def test_wrong_arguments_are_named():
+  """C15: there is no acceptance mode that is not exact, and no switch that would allow one."""
   p, q = jnp.ones((1, 2, 3)) / 3, jnp.ones((1, 1, 3)) / 3
   drafts, lengths, keys = jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32), jax.random.split(jax.random.key(0), (1, 2))
   with pytest.raises(ValueError, match="unknown acceptance rule 'typical'"):

@@ -12,10 +12,11 @@ from configs.tiny import quickstart
 
 def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c = quickstart.get_config(variant)
-  del c.drafters
+  del c.drafters, c.rule
   names = ("mtp", "eagle3", "dflash", "dspark", "dflash2", "hybrid")
   c.drafters = ml_collections.ConfigDict({name: (f"tiny/{name}",) for name in names})  # one folder a training seed
   c.baseline = "dflash"
+  c.rules = ("token", "block")  # the first is that of the tables; the gain of the others stands beside it
   c.prompts_per_dataset = 100
   c.batch = 20
   if variant == "smoke":

@@ -1,0 +1,172 @@
+"""Whether speculation changed anything: the losslessness contracts of METRICS for a target, drafters and prompts.
+
+  python -m experiments.check_lossless --config=configs/tiny/lossless.py --workdir=runs/tiny_lossless
+
+Temperature 0: texts against target-only texts, first differences with the gap of the logits there, every position
+teacher-forced. Sampling: every token's surprisal under the target's own distribution, and each output position of many
+samples of one prompt against the target's own samples. Exit code 1 on a fault.
+"""
+
+import dataclasses
+import itertools
+import statistics
+
+import jax
+import jax.numpy as jnp
+from absl import app
+from rich import console as rich_console
+from rich import progress
+
+import specdec_jax
+from experiments import common
+from experiments.measure import load_prompts
+from specdec_jax import lossless, report
+from specdec_jax.drafters.base import Drafter, DraftModel
+from specdec_jax.verify import SparseDistribution
+
+common.define("configs/tiny/lossless.py")
+FALSE_ALARM = 0.01  # Probability that a run of right samples, all its tests together, is called a fault.
+COLUMNS = (
+    ("drafter", "drafter.name", ""), ("data set", "dataset", ""), ("T", "temperature", "g"), ("top-p", "metrics.top_p", "g"), ("rule", "rule", ""),
+    ("runs", "metrics.runs", ""), ("equal texts", lambda r: r["metrics"]["equal"], ""), ("largest gap", "metrics.largest_gap", ".2g"),
+    ("|z| at most", "metrics.largest_z", ".2f"), ("pooled z", "metrics.pooled_z", "+.2f"), ("smallest p", "metrics.smallest_p", ".2g"), ("total variation", "metrics.total_variation", ".3f"),
+    ("by chance", "metrics.noise_floor", ".3f"), ("contract", "lossless.contract", ""), ("holds", lambda r: "yes" if r["lossless"]["holds"] else "NO", ""))
+
+
+@dataclasses.dataclass(frozen=True)
+class Misreporting:
+  """A drafter that drafts the best tokens of its q and says that it drew them: a fault that the check must find."""
+
+  honest: DraftModel
+
+  @property
+  def taps(self):
+    return self.honest.taps
+
+  @property
+  def draft_length(self):
+    return self.honest.draft_length
+
+  def __getattr__(self, name):
+    return getattr(self.honest, name)
+
+  def propose(self, params, state, anchor, position, keys, sampling):
+    proposal = self.honest.propose(params, state, anchor, position, keys, sampling)
+    if not isinstance(proposal.q, SparseDistribution):
+      return proposal.replace(drafts=jnp.argmax(proposal.q, -1).astype(jnp.int32))
+    best = jnp.argmax(proposal.q.probs, -1)[..., None]
+    return proposal.replace(drafts=jnp.take_along_axis(proposal.q.ids, best, -1)[..., 0])
+
+
+def decode(config, target, drafter, prompts, batch, seeds, count, **settings):
+  """Every prompt in batches of one size, a seed each."""
+  out = []
+  for start in range(0, len(prompts), batch):
+    part = list(range(start, min(start + batch, len(prompts))))
+    filled = part + part[:1] * (batch - len(part))
+    out += specdec_jax.generate(
+        target, drafter, [prompts[i] for i in filled], count, seed=[seeds[i] for i in filled], rule=config.rule, **settings)[: len(part)]
+  return out
+
+
+def check_greedy(config, target, drafters, prompts, tick):
+  """One dict of figures for a drafter's greedy texts, all draft lengths and batch sizes together."""
+  plain = {b: decode(config, target, None, prompts, b, [0] * len(prompts), config.max_new_tokens) for b in config.batches}
+  for drafter, lengths in drafters:
+    equal = total = 0
+    gaps, parted, late = [], [], []
+    for batch, length in itertools.product(config.batches, lengths):
+      tick(f"{drafter.name}, {length} drafts, batch {batch}")
+      done = decode(config, target, drafter, prompts, batch, [0] * len(prompts), config.max_new_tokens, draft_length=length)
+      equal, total = equal + lossless.identical(done, plain[batch]), total + len(done)
+      parted += [{"draft_length": length, "batch": batch, **dataclasses.asdict(d)} for d in lossless.first_divergences(target, prompts, done, plain[batch])]
+      for i, (prompt, c) in enumerate(zip(prompts, done)):
+        if c.tokens != plain[batch][i].tokens or length == lengths[0]:  # Equal texts need reading once.
+          forced = lossless.teacher_force(target, prompt, c.tokens)
+          gaps.append(float(forced.gap.max()))
+          late += [(i, int(k)) for k in (forced.gap > forced.tie).nonzero()[0]]
+    contract = 1 if target.dtype == "float32" else 2
+    holds = not late and (not parted if contract == 1 else all(d["near_tie"] for d in parted))
+    yield drafter, {
+        "contract": contract, "identical": equal, "n": total, "holds": holds}, {
+        "runs": len(lengths) * len(config.batches), "equal": f"{equal}/{total}", "largest_gap": max(gaps), "divergences": parted[:20],
+        "beyond_a_near_tie": late[:20]}
+
+
+def check_sampled(config, target, drafters, prompts, tests, tick, **settings):
+  """The same for samples at one temperature and top-p; `tests`: how many tests the whole run makes."""
+  alpha = FALSE_ALARM / tests
+  limit = statistics.NormalDist().inv_cdf(1 - alpha / 2)
+  kinds = len(config.batches) * max(len(lengths) for _, lengths in drafters)
+  one = [prompts[0]] * config.samples
+  first = lambda done: [c.tokens for c in done]
+  seeds = itertools.count(config.seed)
+  take = lambda n: list(itertools.islice(seeds, n))
+  wide = max(config.batches)
+  plain = first(decode(config, target, None, [prompts[0]] * (config.samples * kinds), wide, take(config.samples * kinds), config.positions, **settings))
+  for drafter, lengths in drafters:
+    z, samples = [], []
+    for batch, length in itertools.product(config.batches, lengths):
+      tick(f"{drafter.name}, {length} drafts, batch {batch}, {settings}")
+      run = lambda texts, count, batch=batch, length=length, drafter=drafter: decode(
+          config, target, drafter, texts, batch, take(len(texts)), count, draft_length=length, **settings)
+      z.append(lossless.surprisal_z(target, prompts, run(prompts, config.max_new_tokens), **settings))
+      samples += first(run(one, config.positions))
+    found = lossless.two_samples(samples, plain, config.positions)
+    together = sum(z) / len(z) ** 0.5  # Independent standard normals, if all is well: their sum sees what no single one does.
+    holds = all(abs(x) <= limit for x in [*z, together]) and min(found.p_value) >= alpha
+    worst = max(range(config.positions), key=lambda k: found.total_variation[k] - found.noise_floor[k])
+    yield drafter, {"contract": 3, "identical": None, "n": len(prompts) * len(z) + len(samples), "holds": holds}, {
+        "runs": len(z), "equal": None, "largest_z": max(map(abs, z)), "pooled_z": together, "z": z, "smallest_p": min(found.p_value),
+        "total_variation": found.total_variation[worst], "noise_floor": found.noise_floor[worst], "samples": len(samples), "alpha": alpha}
+
+
+def main(argv):
+  del argv
+  config, workdir = common.settings()
+  screen = rich_console.Console()
+  screen.width = max(screen.width, 160)
+  target = specdec_jax.load_target(config.target, dtype=config.dtype)
+  drafters = []
+  for name in config.drafters:
+    drafter: Drafter = specdec_jax.load_drafter(name, target)
+    if config.misreport:
+      drafter = dataclasses.replace(drafter, name=f"{drafter.name}, misreporting", model=Misreporting(drafter.model))
+    gamma = drafter.model.draft_length
+    drafters.append((drafter, [n for n in config.draft_lengths if n <= gamma] or [gamma]))
+  prompts = load_prompts(config, target)
+  sampled = [t for t in config.temperatures if t > 0]
+  cells = sum(len(lengths) for _, lengths in drafters) * len(config.batches) * len(prompts)
+  tests = max(1, (cells + len(drafters) * len(prompts) + len(drafters) * len(prompts) * config.positions) * len(sampled) * len(config.top_ps))
+  blank = dict.fromkeys(("top_p", "runs", "equal", "largest_gap", "largest_z", "pooled_z", "smallest_p", "total_variation", "noise_floor"))
+  records = []
+  with progress.Progress(*progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[note]}"), console=screen) as bar:
+    task = bar.add_task(target.name, total=cells * ((0 in config.temperatures) + len(sampled) * len(config.top_ps)), note="")
+    for dataset, ids in prompts.items():
+      tick = lambda note, where=f"{dataset}: ": bar.update(task, advance=1, note=where + note)
+
+      def keep(temperature, top_p, results, dataset=dataset):
+        for drafter, verdict, found in results:
+          records.append(common.record(
+              "check_lossless", target, {"name": drafter.name, "hash": drafter.hash}, seed=config.seed, dataset=dataset, temperature=temperature,
+              concurrency=list(config.batches), schedule="fixed", rule=config.rule, n_requests=verdict["n"],
+              speculation={"on": True, "why": None}, lossless=verdict, metrics=blank | {"top_p": top_p} | found, notes=f"draft lengths {list(config.draft_lengths)}"))
+          report.append(workdir / "results.jsonl", records[-1])
+
+      if 0 in config.temperatures:
+        keep(0.0, None, check_greedy(config, target, drafters, ids, tick))
+      for temperature, top_p in itertools.product(sampled, config.top_ps):
+        keep(temperature, top_p, check_sampled(config, target, drafters, ids, tests, tick, temperature=temperature, top_p=top_p))
+  screen.print(report.table(records, COLUMNS))
+  (workdir / "lossless.md").write_text(report.markdown(records, COLUMNS) + "\n")
+  screen.print(f"records: {workdir / 'results.jsonl'}   table: {workdir / 'lossless.md'}   {jax.device_count()} × {jax.devices()[0].device_kind}")
+  faults = [r for r in records if not r["lossless"]["holds"]]
+  for r in faults:
+    screen.print(f"FAULT {r['drafter']['name']}, {r['dataset']}, temperature {r['temperature']:g}: " + str({
+        k: v for k, v in r["metrics"].items() if v is not None and k in ("divergences", "beyond_a_near_tie", "largest_z", "pooled_z", "smallest_p", "alpha")}))
+  if faults:
+    raise SystemExit(1)
+
+
+if __name__ == "__main__":
+  app.run(main)
