@@ -1,0 +1,161 @@
+"""Sequential temperature scaling of confidences (DSpark §3.2.1), and how good confidences are.
+
+What is calibrated is the survival of draft k, the product of the confidences up to it, against "the first k drafts were all
+accepted". Everything here is float64 on the host, as the published evaluation counts.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.typing import Bool, Float, Int
+
+GRID = np.linspace(0.2, 5.0, 481)  # Temperatures that are tried; nothing beyond can come out.
+FEWEST = 50  # Samples of a position, and of each of its outcomes FEW_OF_ONE, below which its temperature stays 1.
+FEW_OF_ONE = 5
+BINS, AUC_BINS = 20, 1000
+
+
+class TruncatedBlocks(ValueError):
+  """Blocks that a schedule cut: what would have become of the rest is unknown, and what is left is no random sample."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+  """Temperatures [L] of a drafter's confidence logits, and what they were fitted on; stored beside its weights."""
+
+  temperatures: tuple[float, ...]
+  dataset: str
+  samples: int
+  date: str
+  drafter: str  # hash of the weights
+  notes: tuple[str, ...] = ()
+
+  def save(self, folder: str | pathlib.Path) -> None:
+    """Writes calibration.json."""
+    (pathlib.Path(folder) / "calibration.json").write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+
+
+def load(folder: str | pathlib.Path, drafter: str, length: int) -> Calibration | None:
+  """The calibration beside a drafter's weights, or None. Raises ValueError where it belongs to other weights or lengths."""
+  path = pathlib.Path(folder) / "calibration.json"
+  if not path.exists():
+    return None
+  found = json.loads(path.read_text())
+  missing = [f.name for f in dataclasses.fields(Calibration) if f.name not in found and f.name != "notes"]
+  if missing:
+    raise ValueError(f"{path} lacks {', '.join(missing)}")
+  out = Calibration(**{**found, "temperatures": tuple(found["temperatures"]), "notes": tuple(found.get("notes", ()))})
+  if out.drafter != drafter:
+    raise ValueError(f"{path} was fitted on other weights (hash {out.drafter}, not {drafter}): run experiments/calibrate.py again")
+  if len(out.temperatures) != length or not all(math.isfinite(t) and t > 0 for t in out.temperatures):
+    raise ValueError(f"{path}: expected {length} positive temperatures, not {list(out.temperatures)}")
+  return out
+
+
+def fit(confidence_logits: Float["n L"], accepted: Int["n"], observed: Int["n"] | None = None, notes: list[str] | None = None) -> Float["L"]:
+  """One temperature a position, left to right: the one on GRID with the smallest ECE of the survival, earlier ones fixed.
+
+  accepted: drafts of each block that were accepted; observed: leading slots that count, all where None (a drafted end of
+  sequence ends what counts); blocks must not have been cut by a schedule. A position with too few samples keeps 1, and
+  `notes` gets a line. Dividing by a temperature never changes the order of confidences within a position. Raises ValueError
+  for shapes or counts that do not fit.
+  """
+  logits, accepted, observed = _checked(confidence_logits, accepted, observed)
+  temperatures, before = np.ones(logits.shape[1]), np.ones(len(logits))
+  for k in range(logits.shape[1]):
+    counts = (observed > k) & np.isfinite(logits[:, k])
+    label = accepted[counts] > k
+    if counts.sum() < FEWEST or min(label.sum(), (~label).sum()) < FEW_OF_ONE:
+      if notes is not None:
+        notes.append(f"position {k + 1}: {int(counts.sum())} samples, {int(label.sum())} of them accepted; temperature 1")
+    else:
+      errors = [ece(before[counts] * _sigmoid(logits[counts, k] / t), label) for t in GRID]
+      temperatures[k] = GRID[int(np.argmin(errors))]
+    before = before * _sigmoid(np.where(np.isfinite(logits[:, k]), logits[:, k], -np.inf) / temperatures[k])
+  return temperatures
+
+
+def survivals(confidence_logits: Float["n L"], temperatures: Float["L"] | None = None) -> Float["n L"]:
+  """Products of the confidences up to each position, after temperatures."""
+  logits = np.asarray(confidence_logits, np.float64)
+  return np.cumprod(_sigmoid(logits / (1.0 if temperatures is None else np.asarray(temperatures))), 1)
+
+
+def assess(survival: Float["n L"], accepted: Int["n"], observed: Int["n"] | None = None) -> dict[str, Any]:
+  """ece, brier, auc (None where all outcomes agree), mean prediction, mean outcome and samples of each position, and their means
+  weighted by samples; `bins`: [L,20] samples, predictions and outcomes of the reliability diagram."""
+  survival, accepted, observed = _checked(survival, accepted, observed)
+  out = {k: [] for k in ("ece", "brier", "auc", "prediction", "outcome", "samples")}
+  bins = []
+  for k in range(survival.shape[1]):
+    counts = observed > k
+    p, label = np.clip(survival[counts, k], 1e-8, 1 - 1e-8), accepted[counts] > k
+    some = bool(len(p))
+    for name, value in zip(out, (ece(p, label), float(np.mean((p - label) ** 2)) if some else None, auc(p, label),
+                                 float(p.mean()) if some else None, float(label.mean()) if some else None, int(len(p)))):
+      out[name].append(value)
+    bins.append(reliability(p, label))
+  weights = np.array(out["samples"], float)
+  for name in ("ece", "brier", "auc", "prediction", "outcome"):
+    known = [i for i, x in enumerate(out[name]) if x is not None and weights[i]]
+    out[f"mean_{name}"] = float(np.average([out[name][i] for i in known], weights=weights[known])) if known else None
+  return out | {"bins": np.array(bins)}
+
+
+def reliability(p: Float["n"], label: Bool["n"], bins: int = BINS) -> Float["3 bins"]:
+  """Samples, summed predictions and summed outcomes of equal bins of the prediction."""
+  at = np.clip((np.asarray(p) * bins).astype(int), 0, bins - 1)
+  return np.stack([np.bincount(at, weights=w, minlength=bins) for w in (np.ones(len(at)), np.asarray(p, float), np.asarray(label, float))])
+
+
+def ece(p: Float["n"], label: Bool["n"]) -> float | None:
+  """Expected calibration error over 20 equal bins: Σ count/n · |mean prediction − mean outcome|; None without samples."""
+  if not len(p):
+    return None
+  _, predicted, happened = reliability(np.clip(p, 1e-8, 1 - 1e-8), label)
+  return float(np.abs(predicted - happened).sum() / len(p))
+
+
+def auc(p: Float["n"], label: Bool["n"]) -> float | None:
+  """Area under the ROC curve from 1000 equal bins, ties one half; None where all outcomes agree."""
+  at = np.clip((np.asarray(p) * AUC_BINS).astype(int), 0, AUC_BINS - 1)
+  label = np.asarray(label, bool)
+  right, wrong = (np.bincount(at[x], minlength=AUC_BINS).astype(float) for x in (label, ~label))
+  if not right.sum() or not wrong.sum():
+    return None
+  below = np.cumsum(wrong) - wrong
+  return float((right * (below + 0.5 * wrong)).sum() / (right.sum() * wrong.sum()))
+
+
+def refuse_truncated(drafted: Sequence[int], length: int) -> None:
+  """Raises TruncatedBlocks where any block had fewer than `length` drafts verified."""
+  cut = sum(d != length for d in drafted)
+  if cut:
+    raise TruncatedBlocks(f"{cut} of {len(drafted)} blocks were cut short of {length} drafts: calibrate on schedule=\"fixed\" with full blocks")
+
+
+def describe(found: Mapping[str, Any]) -> dict[str, Any]:
+  """The numbers of `assess` without the bins, for a results record."""
+  return {k: v for k, v in found.items() if k != "bins"}
+
+
+def _sigmoid(x):
+  return 1 / (1 + np.exp(-x))
+
+
+def _checked(table, accepted, observed):
+  table, accepted = np.asarray(table, np.float64), np.asarray(accepted)
+  if table.ndim != 2 or accepted.shape != table.shape[:1]:
+    raise ValueError(f"expected confidences [n,L] and accepted [n], not {table.shape} and {accepted.shape}")
+  observed = np.full(len(table), table.shape[1]) if observed is None else np.asarray(observed)
+  if observed.shape != accepted.shape or observed.size and not (0 <= observed.min() and observed.max() <= table.shape[1]):
+    raise ValueError(f"observed must be [n] counts from 0 to {table.shape[1]}, not {observed.shape}")
+  if accepted.size and not (0 <= accepted.min() and accepted.max() <= table.shape[1]):
+    raise ValueError(f"accepted must be counts from 0 to {table.shape[1]}, not up to {accepted.max()}")
+  return table, accepted, observed
