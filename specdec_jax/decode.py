@@ -37,6 +37,7 @@ class DecodeState:
   tokens [B,T]: a row of output positions, the first `emitted` [B] of them written; logprobs likewise, the target's, or None.
   rounds [B,T,3]: (drafted, accepted, emitted) of the first `round_count` [B] rounds; finish [B]: RUNNING, STOP, LENGTH or a
   fault: target or drafter gave numbers that are no distribution. counts [B,V]: of the emitted tokens, for penalties, or None.
+  drafts, confidences [B,T,L]: of every round, or None.
   """
 
   cache: Cache
@@ -49,6 +50,8 @@ class DecodeState:
   round_count: Int["B"]
   finish: Int["B"]
   counts: Int["B V"] | None = None
+  drafts: Int["B T L"] | None = None
+  confidences: Float["B T L"] | None = None
 
 
 @flax.struct.dataclass
@@ -69,6 +72,8 @@ class Method:
   schedule: Schedule | None = None  # None: every draft is verified
   rule: str = "token"
   logprobs: bool = False
+  temperatures: tuple[float, ...] | None = None  # of the confidence logits, before the schedule reads them
+  record: bool = False  # drafts and confidence logits of every round
 
   @property
   def taps(self) -> tuple[int, ...]:
@@ -122,10 +127,12 @@ def decode_round(method: Method, params, drafter_params, state: DecodeState, sam
   sampling = sampling.replace(counts=state.counts)
   position = state.cache.lengths
   width = method.draft_length
-  keys = sampling.position_keys(state.emitted, width + 1)
+  make_keys = functools.partial(sampling.round_keys if method.rule == "block" else sampling.position_keys, state.emitted)
+  keys = make_keys(max(width, method.drafter.draft_length if method.drafter else 0) + 1)
   proposal = _propose(method, drafter_params, state, position, keys, sampling)
+  keys = keys[:, : width + 1]
   scheduled = jnp.where(running, _schedule(method, proposal), 0)
-  lengths = verify.usable_lengths(proposal.drafts, scheduled, sampling.vocab, verify.sound_rows(proposal.q))
+  lengths = verify.usable_lengths(proposal.drafts, scheduled, method.decoder.config.vocab, verify.sound_rows(proposal.q))
   drafter_fault = (lengths < scheduled) & jnp.take_along_axis(  # The draft that the block ends before, for want of numbers.
       jnp.pad(verify.malformed_rows(proposal.q), ((0, 0), (0, 1))), lengths[:, None], 1)[:, 0]
 
@@ -146,7 +153,13 @@ def decode_round(method: Method, params, drafter_params, state: DecodeState, sam
     positions = position[:, None] + slots
     state = state.replace(drafter=method.drafter.extend(drafter_params, state.drafter, taps, fed, positions, fed_rows))
   record = jnp.stack([lengths, jnp.minimum(verdict.accepted, count), count], -1)
-  rounds = jax.vmap(lambda r, x, at: jax.lax.dynamic_update_slice(r, x[None], (at, 0)))(state.rounds, record, state.round_count)
+  add = jax.vmap(lambda r, x, at: jax.lax.dynamic_update_slice(r, x[None].astype(r.dtype), (at, 0)))
+  rounds = add(state.rounds, record, state.round_count)
+  if method.record:
+    if proposal.confidence is None:
+      raise ValueError("the drafter gives no confidences to record")
+    state = state.replace(
+        drafts=add(state.drafts, proposal.drafts, state.round_count), confidences=add(state.confidences, proposal.confidence, state.round_count))
   return emit(state, tokens, logits, count, sampling).replace(
       cache=cache.replace(lengths=position + fed_rows),
       anchor=jnp.where(running, jnp.maximum(verdict.next_token, 0), state.anchor), rounds=rounds,
@@ -158,8 +171,6 @@ def _propose(method: Method, drafter_params, state: DecodeState, position, keys,
     batch = position.shape[0]
     return Proposal(jnp.zeros((batch, 0), jnp.int32), jnp.zeros((batch, 0, 1)))
   full = method.drafter.draft_length
-  if full + 1 > keys.shape[1]:
-    keys = sampling.position_keys(state.emitted, full)
   proposal = method.drafter.propose(drafter_params, state.drafter, state.anchor, position, keys[:, :full], sampling)
   return jax.tree.map(lambda x: x[:, : method.draft_length], proposal)
 
@@ -168,7 +179,10 @@ def _schedule(method: Method, proposal: Proposal) -> Int["B"]:
   full = jnp.full((proposal.drafts.shape[0],), method.draft_length, jnp.int32)
   if method.schedule is None or not method.draft_length:
     return full
-  return jnp.clip(method.schedule(jax.nn.sigmoid(proposal.confidence)), 0, full)
+  if proposal.confidence is None:
+    raise ValueError("the drafter gives no confidences, so its drafts cannot be scheduled")
+  scale = 1.0 if method.temperatures is None else jnp.asarray(method.temperatures[: method.draft_length])
+  return jnp.clip(method.schedule(jax.nn.sigmoid(proposal.confidence / scale)), 0, full)
 
 
 _prefill = jax.jit(prefill, static_argnums=0, donate_argnums=3)
@@ -192,7 +206,8 @@ class Completion:
   """What one request got. tokens include the stop token, or the one that completes a stop text, before which `text` ends;
   finish_reason: "stop", "length" or "error" (then `error` says why, and tokens are those before it).
 
-  rounds: (drafted, accepted, emitted) of every verify call; logprobs: the target's, at temperature 1, of each token.
+  rounds: (drafted, accepted, emitted) of every verify call; drafts, confidences: its drafts and their confidence logits, where
+  they were asked for; logprobs: the target's, at temperature 1, of each token.
   """
 
   tokens: list[int]
@@ -201,6 +216,8 @@ class Completion:
   rounds: list[tuple[int, int, int]]
   logprobs: list[float] | None = None
   error: str | None = None
+  drafts: list[list[int]] | None = None
+  confidences: list[list[float]] | None = None
 
 
 class NoPromptServed(ValueError):
@@ -216,7 +233,7 @@ def generate(
     temperature: float | Sequence[float] = 0.0, top_k: int | Sequence[int] = 0, top_p: float | Sequence[float] = 1.0,
     seed: int | None | Sequence[int | None] = 0, rule: str = "token", schedule: str | Schedule = "fixed",
     draft_length: int | None = None, stop: Sequence[int | str] | None = None, logprobs: bool = False, ignore_eos: bool = False,
-    **sampling_options,
+    record: bool = False, **sampling_options,
 ) -> list[Completion]:
   """Decodes a batch of prompts (texts or token ids) to the end; lossless with any drafter, or with None.
 
@@ -225,7 +242,8 @@ def generate(
   frequency_penalty, presence_penalty, logit_bias, banned, allowed (`specdec_jax.sampling.make_sampling`). stop: token ids, or
   texts, however they are spelled in tokens, besides the target's end-of-sequence ids (left out under ignore_eos).
   draft_length: drafts a round, at most the drafter's γ. logprobs: the target's own, before any setting.
-  schedule: "fixed", or a function of the confidences [B,L] to lengths [B]; keep one function object, another one compiles anew.
+  schedule: "fixed", or a function of the confidences [B,L] (calibrated, where the drafter has a calibration) to lengths [B]; keep
+  one function object, another one compiles anew. record: keep drafts and confidence logits of every round.
 
   A prompt that cannot be served (empty, too long, no new tokens asked for, ids outside the vocabulary) gets a Completion with finish_reason
   "error" and leaves its batch mates alone. Raises ValueError for settings that are wrong for all, and NoPromptServed, a
@@ -239,7 +257,7 @@ def generate(
   if np.size(max_new_tokens) not in (1, batch) or not np.issubdtype(np.asarray(max_new_tokens).dtype, np.integer):
     raise ValueError(f"max_new_tokens must be an integer, or {batch} of them, not {max_new_tokens}")
   caps = np.broadcast_to(np.asarray(max_new_tokens), (batch,))
-  method = make_method(target, drafter, draft_length, schedule, rule, logprobs)
+  method = make_method(target, drafter, draft_length, schedule, rule, logprobs, record)
   ids, errors = zip(*(_prompt_ids(target, i, p, int(c)) for i, (p, c) in enumerate(zip(prompts, caps))))
   if all(errors):
     raise NoPromptServed(list(errors))
@@ -286,22 +304,22 @@ def find_stop_texts(target: Target, state: DecodeState, texts: Sequence[str], kn
   return out
 
 
-def make_method(target: Target, drafter: Drafter | None, draft_length: int | None, schedule: str | Schedule, rule: str, logprobs: bool) -> Method:
+def make_method(target: Target, drafter: Drafter | None, draft_length: int | None, schedule: str | Schedule, rule: str, logprobs: bool, record: bool = False) -> Method:
   """The static part of a run. Raises ValueError naming what does not fit the drafter."""
   if rule not in verify.RULES:
     raise ValueError(f"unknown acceptance rule {rule!r}; exact rules: {', '.join(verify.RULES)}")
   if isinstance(schedule, str) and schedule != "fixed":
     raise ValueError(f"unknown schedule {schedule!r}: 'fixed', or a function of the confidences")
-  if drafter is None and (draft_length is not None or callable(schedule)):
-    raise ValueError("draft_length and schedule need a drafter")
+  if drafter is None and (draft_length is not None or callable(schedule) or record):
+    raise ValueError("draft_length, schedule and record need a drafter")
   if drafter is None:
     return Method(target.decoder, rule=rule, logprobs=logprobs)
   gamma = drafter.model.draft_length
   if draft_length is not None and not 1 <= draft_length <= gamma:
     raise ValueError(f"draft_length must be from 1 to {gamma} for {drafter.name}, not {draft_length}")
-  if callable(schedule) and not drafter.config.confidence:
-    raise ValueError(f"{drafter.name} has no confidence head, so its drafts cannot be scheduled")
-  return Method(target.decoder, drafter.model, draft_length or gamma, None if schedule == "fixed" else schedule, rule, logprobs)
+  return Method(
+      target.decoder, drafter.model, draft_length or gamma, None if schedule == "fixed" else schedule, rule, logprobs,
+      drafter.calibration.temperatures if drafter.calibration else None, record)
 
 
 def stops_of(target: Target, stop: Sequence[int | str] | None, ignore_eos: bool) -> tuple[list[int], list[str]]:
@@ -372,7 +390,9 @@ def init_state(target: Target, method: Method, batch: int, prompt_length: int, c
       drafter=method.drafter.init_state(batch, length) if method.drafter else None,
       anchor=zeros, tokens=jnp.zeros((batch, room), jnp.int32),
       logprobs=jnp.zeros((batch, room)) if method.logprobs else None, emitted=zeros + 0,
-      rounds=jnp.zeros((batch, room, 3), jnp.int32), round_count=zeros + 0, finish=zeros + 0)
+      rounds=jnp.zeros((batch, room, 3), jnp.int32), round_count=zeros + 0, finish=zeros + 0,
+      drafts=jnp.zeros((batch, room, method.draft_length), jnp.int32) if method.record else None,
+      confidences=jnp.zeros((batch, room, method.draft_length)) if method.record else None)
 
 
 def _completions(target: Target, state: DecodeState, errors, ends=None) -> list[Completion]:
@@ -388,11 +408,13 @@ def _completions(target: Target, state: DecodeState, errors, ends=None) -> list[
       n, text = ends[i]
       rounds = cut_rounds(rounds, n - 1)
     tokens = host.tokens[i, :n].tolist()
+    kept = lambda x, i=i, rounds=rounds: None if x is None else x[i, : len(rounds)].tolist()
     if target.tokenizer and text is None:
       text = target.tokenizer.decode(tokens)
     fault = f"{FAULTS[finish]} gave no distribution for output token {n} (NaN or infinite numbers)" if finish in FAULTS else None
     out.append(Completion(
-        tokens, text, FINISH_REASONS[finish], rounds, host.logprobs[i, :n].tolist() if host.logprobs is not None else None, fault))
+        tokens, text, FINISH_REASONS[finish], rounds, host.logprobs[i, :n].tolist() if host.logprobs is not None else None, fault,
+        kept(host.drafts), kept(host.confidences)))
   return out
 
 

@@ -67,6 +67,14 @@ class Sampling:
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))
     return fold(self.keys, first[:, None] + jnp.arange(count))
 
+  def round_keys(self, start: Int["B"], count: int) -> Key["B L"]:
+    """Keys of a round whose first output position is `start`, one a slot, that no other round shares.
+
+    Under keys by position a draft that was not kept is drawn and judged again with the same noise. That is exact only where
+    nothing of the round before depended on that noise: under the token rule, whose rejection looks at nothing behind it."""
+    fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))
+    return fold(jax.vmap(jax.random.fold_in)(self.keys, start), jnp.broadcast_to(len(Role) + jnp.arange(count), (start.shape[0], count)))
+
   def after(self, tokens: Int["B L"], count: Int["B"] | int) -> "Sampling":
     """With the first `count` of `tokens` counted too; ids outside the vocabulary are none."""
     if self.counts is None:
@@ -259,6 +267,7 @@ def draw(keys: Key["B"], p: Float["B V"], role: Role | Int["B"]) -> Int["B"]:
   not `sound`."""
   roles = jnp.broadcast_to(jnp.asarray(role, jnp.int32), keys.shape)
   keys = jax.vmap(jax.random.fold_in)(keys, roles)
+  p = p.astype(jnp.float32)  # In fewer bits the noise has ties, which go to the lower ids.
   return jnp.where(sound(p), jax.vmap(jax.random.categorical)(keys, jnp.log(p)).astype(jnp.int32), -1)
 
 

@@ -29,13 +29,14 @@ class SparseDistribution:
     """Σ_v min(p, q) of every row, for any nonnegative p."""
     same = self.ids[..., :, None] == self.ids[..., None, :]
     mass = jnp.sum(jnp.where(same, self.probs[..., None, :], 0.0), -1)  # Of an id, every time that it occurs.
-    return jnp.sum(jnp.minimum(jnp.take_along_axis(p, self.ids, -1), mass) / same.sum(-1), -1)
+    return jnp.sum(jnp.minimum(_gather(p, self.ids), mass) / same.sum(-1), -1)
 
   def row(self, index: Int["B"], vocab: int) -> Float["B V"]:
     """Row `index` of every request, dense."""
     rows = jnp.arange(self.ids.shape[0])
     out = jnp.zeros((self.ids.shape[0], vocab), jnp.float32)
-    return out.at[rows[:, None], self.ids[rows, index]].add(self.probs[rows, index])
+    ids = self.ids[rows, index]
+    return out.at[rows[:, None], jnp.where(ids < 0, vocab, ids)].add(self.probs[rows, index], mode="drop")
 
 
 @flax.struct.dataclass
@@ -54,22 +55,39 @@ def accept(
   """The drafts that stand and the token after them, distributed exactly as the target's own samples.
 
   p [B,L+1,V]: row k judges draft k, row L follows all of them; q: what each draft was really drawn from; lengths [B]:
-  how many of the drafts were verified; keys [B,L+1]: one an output position, roles are folded in here. The block ends
-  before a draft outside the vocabulary (a placeholder, -1), before a q that is no distribution, and at a p that is none.
+  how many of the drafts were verified; keys [B,L+1]: one an output position, roles are folded in here (under "block" keys that
+  no other round shares: `Sampling.round_keys`). The block ends before a draft that is none (a placeholder, -1), before a q that
+  is no distribution, and at a p that is none.
   Raises ValueError for shapes that do not fit or an unknown rule.
   """
   if rule not in RULES:
     raise ValueError(f"unknown acceptance rule {rule!r}; exact rules: {', '.join(RULES)}")
+  p, drafts, lengths = jnp.asarray(p, jnp.float32), jnp.asarray(drafts), jnp.asarray(lengths)
+  q = jax.tree.map(jnp.asarray, q)
+  for name, x, kind in (("drafts", drafts, jnp.integer), ("lengths", lengths, jnp.integer), ("keys", keys, jax.dtypes.prng_key)):
+    if not jnp.issubdtype(x.dtype, kind):
+      raise ValueError(f"{name} must be of type {kind.__name__}, not {x.dtype}")
+  if drafts.ndim != 2:
+    raise ValueError(f"drafts must be [B,L], not {drafts.shape}")
   batch, width = drafts.shape
   if p.ndim != 3 or p.shape[:2] != (batch, width + 1) or keys.shape != (batch, width + 1) or lengths.shape != (batch,):
     raise ValueError(
         f"drafts [B,L] = {drafts.shape} need p [B,L+1,V] (got {p.shape}), keys [B,L+1] ({keys.shape}) and lengths [B] ({lengths.shape})")
   if (q.ids if isinstance(q, SparseDistribution) else q).shape[:2] != drafts.shape:
     raise ValueError(f"drafts [B,L] = {drafts.shape} need q of as many rows, not {jax.tree.map(jnp.shape, q)}")
-  if not isinstance(q, SparseDistribution) and q.shape[-1] != p.shape[-1]:  # Padded to different vocabularies.
-    q = jnp.pad(q, ((0, 0), (0, 0), (0, max(p.shape[-1] - q.shape[-1], 0))))[..., : p.shape[-1]]
+  vocab = p.shape[-1]
+  if isinstance(q, SparseDistribution):
+    if q.ids.ndim != 3 or q.ids.shape != q.probs.shape:
+      raise ValueError(f"a sparse q needs ids and probs of one shape [B,L,C], not {q.ids.shape} and {q.probs.shape}")
+    q = SparseDistribution(q.ids, q.probs.astype(jnp.float32))
+  elif q.ndim != 3:
+    raise ValueError(f"q must be [B,L,V] or sparse, not {q.shape}")
+  else:  # Padded to different vocabularies: what only q has is drafted and always rejected.
+    wider = lambda x, size: jnp.pad(x, ((0, 0), (0, 0), (0, max(size - x.shape[-1], 0))))
+    p, q = wider(p, q.shape[-1]), wider(q.astype(jnp.float32), vocab)
   if width:
-    lengths = usable_lengths(drafts, lengths, p.shape[-1], sound(p[:, :-1]) & sound_rows(q))
+    drawn = (drafts < vocab) | ((q.at(drafts) if isinstance(q, SparseDistribution) else _at(q, drafts)) > 0)
+    lengths = usable_lengths(drafts, lengths, jnp.iinfo(drafts.dtype).max, drawn & sound(p[:, :-1]) & sound_rows(q))
     roles = jax.vmap(jax.vmap(lambda k: jax.random.fold_in(k, Role.ACCEPT)))(keys[:, :width])
     uniforms = jax.vmap(jax.vmap(jax.random.uniform))(roles)
     accepted, scale = accepted_block(p, q, drafts, lengths, uniforms) if rule == "block" else (accepted_prefix(p, q, drafts, lengths, uniforms), 1.0)
@@ -96,8 +114,13 @@ def malformed_rows(q: Float["B L V"] | SparseDistribution) -> Bool["B L"]:
   return malformed(q.probs if isinstance(q, SparseDistribution) else q)
 
 
+def _gather(p: Float["B L V"], ids: Int["B L C"]) -> Float["B L C"]:
+  """Entries of p, 0 for ids that it does not have."""
+  return jnp.take_along_axis(p, jnp.where(ids < 0, p.shape[-1], ids), -1, mode="fill", fill_value=0)
+
+
 def _at(p: Float["B L V"], tokens: Int["B L"]) -> Float["B L"]:
-  return jnp.take_along_axis(p, jnp.clip(tokens, 0)[..., None], -1)[..., 0]
+  return _gather(p, tokens[..., None])[..., 0]
 
 
 def acceptance(p, q, drafts: Int["B L"]) -> Float["B L"]:

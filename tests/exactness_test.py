@@ -244,6 +244,69 @@ def test_equal_distributions_stand_whole():
   np.testing.assert_allclose(scales, 1.0, atol=1e-5)
 
 
+@functools.partial(jax.jit, static_argnames=("rule", "by_position"))
+def rounds_of_many(seeds, p, q, rule, by_position):
+  """The first 5 tokens of many requests, round after round through the real draws and `accept`; p, q [V,V]: by the last token."""
+  count, depth = len(seeds), 3
+  sampling = make_sampling(1, VOCAB, 1.0).replace(keys=jax.vmap(jax.random.key)(seeds))
+
+  def one_round(_, carry):
+    tokens, emitted_so_far, last = carry
+    keys = (sampling.position_keys if by_position else sampling.round_keys)(emitted_so_far, depth + 1)
+    drafts, x = [], last
+    for k in range(depth):
+      x = draw(keys[:, k], q[x], Role.DRAFT)
+      drafts.append(x)
+    drafts = jnp.stack(drafts, 1)
+    before = jnp.concatenate([last[:, None], drafts], 1)
+    verdict = verify.accept(p[before], q[before[:, :-1]], drafts, jnp.full(count, depth), keys, rule)
+    new = jnp.where(jnp.arange(depth + 1) == verdict.accepted[:, None], verdict.next_token[:, None], jnp.pad(drafts, ((0, 0), (0, 1))))
+    tokens = jax.vmap(lambda row, x, at: jax.lax.dynamic_update_slice(row, x, (at,)))(tokens, new, emitted_so_far)
+    return tokens, jnp.minimum(emitted_so_far + verdict.accepted + 1, 6), verdict.next_token
+
+  start = jnp.zeros((count, 12), jnp.int32), jnp.ones(count, jnp.int32), jnp.zeros(count, jnp.int32)
+  return jax.lax.fori_loop(0, 5, one_round, start)[0][:, 1:6]
+
+
+def test_rounds_together():
+  """Five tokens over several rounds, the real draws: exact where no noise comes twice. Mutant: the block rule with keys by output
+  position draws and judges again, with the noise that made it stop, what it looked at and did not keep."""
+  rng, n = np.random.default_rng(0), 100_000
+  p, q = (rng.dirichlet(np.full(VOCAB, 0.7), VOCAB).astype(np.float32) for _ in range(2))
+  exact = p[0]
+  for _ in range(4):
+    exact = exact[..., None] * p.reshape((1,) * (exact.ndim - 1) + (VOCAB, VOCAB))
+
+  def chi_square(rule, by_position):
+    tokens = np.asarray(rounds_of_many(jnp.arange(n, dtype=jnp.uint32), p, q, rule, by_position))
+    seen = np.bincount(np.ravel_multi_index(tuple(tokens.T), (VOCAB,) * 5), minlength=VOCAB**5)
+    often = exact.ravel() * n > 20
+    return float(((seen - n * exact.ravel())[often] ** 2 / (n * exact.ravel()[often])).sum() / often.sum())
+
+  right = [chi_square("token", True), chi_square("token", False), chi_square("block", False)]
+  assert max(right) < 1.5 and chi_square("block", True) > 10
+
+
+def test_ids_that_the_target_does_not_have():
+  """A drawn id outside the target's vocabulary is rejected like any other, dense and sparse; it is no reason to peek."""
+  p, q = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.2, 0.3, 0.4])
+  n = 40_000
+  keys = jax.random.split(jax.random.key(1), (n, 2))
+  many = lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.float32), (n, *np.shape(x)))
+  drafts = draw(keys[:, 0], many(q), Role.DRAFT)[:, None]
+  sparse = verify.SparseDistribution(jnp.broadcast_to(jnp.arange(4), (n, 1, 4)), many(q[None]))
+  for rule in verify.RULES:
+    for told in (many(q[None]), sparse):
+      verdict = verify.accept(many(np.stack([p, p])), told, drafts, jnp.ones(n, jnp.int32), keys, rule)
+      first = np.bincount(jnp.where(verdict.accepted == 1, drafts[:, 0], verdict.next_token), minlength=3) / n
+      assert np.all(np.abs(first - p) <= 4.5 * np.sqrt(p * (1 - p) / n))
+  padded = verify.SparseDistribution(jnp.array([[[0, 1, 2, 7], [0, 1, 2, -1]]]), jnp.array([[[0.6, 0.4, 0.0, 0.0], [0.1, 0.2, 0.7, 0.0]]]))
+  rows, drafted = jnp.asarray([[[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.3, 0.3, 0.4]]]), jnp.array([[0, 1]])
+  dense = jnp.stack([padded.row(jnp.array([k]), 3) for k in range(2)], 1)
+  for mine, theirs in zip(verify.block_acceptance(rows, padded, drafted, jnp.array([2])), verify.block_acceptance(rows, dense, drafted, jnp.array([2]))):
+    np.testing.assert_allclose(mine, theirs, atol=1e-6)
+
+
 WIDE = 64
 PAIRS = np.stack(np.meshgrid(np.arange(WIDE), np.arange(WIDE), indexing="ij"), -1).reshape(-1, 2).astype(np.int32)
 

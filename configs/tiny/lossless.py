@@ -25,8 +25,8 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.batches = (1, 8)
   c.draft_lengths = tuple(range(1, 8))
   c.max_new_tokens = 32
-  c.samples = 40  # of one prompt, for each draft length and batch size
-  c.positions = 12  # of those samples that are compared
+  c.samples = 16  # of one prompt, for each draft length and batch size
+  c.positions = 8  # of those samples that are compared
   c.seed = 0
   if variant == "bfloat16":
     c.dtype, c.draft_lengths, c.temperatures, c.top_ps = "bfloat16", (3, 7), (0.0, 1.0), (1.0,)

@@ -4,9 +4,12 @@ import dataclasses
 from typing import Any, Protocol
 
 import flax.struct
+import jax
+import jax.numpy as jnp
 
+from specdec_jax.calibrate import Calibration
 from specdec_jax.config import DrafterConfig, SerialConfig
-from specdec_jax.sampling import Sampling
+from specdec_jax.sampling import Sampling, adjusted
 from specdec_jax.typing import Float, Int, Key
 from specdec_jax.verify import SparseDistribution
 
@@ -14,19 +17,27 @@ from specdec_jax.verify import SparseDistribution
 @flax.struct.dataclass
 class Proposal:
   """drafts [B,L]; q: the distributions they were drawn from; confidence [B,L]: logit that draft k is accepted given that
-  all before it were, or None."""
+  all before it were, of a trained head or, without one, `best_logit`; None where a drafter has neither."""
 
   drafts: Int["B L"]
   q: Float["B L V"] | SparseDistribution
   confidence: Float["B L"] | None = None
 
 
-def proposal(drafts: Int["L B"], ids: Int["B L C"] | None, q: Float["L B V"], confidence: Float["L B"] | None, sampling: Sampling) -> Proposal:
+def best_logit(logits: Float["B V"], sampling: Sampling, ids: Int["B C"] | None = None) -> Float["B"]:
+  """The logit of the probability of the best token of a slot: a proxy for a trained confidence. It knows the drafts before the
+  slot and not the slot's own, which the probability of the drawn token itself would (and is not lossless to schedule by)."""
+  adjust = adjusted(logits, sampling, ids)
+  log_p = adjust.max(-1) - jax.nn.logsumexp(adjust, -1)
+  return jnp.clip(log_p - jnp.log(-jnp.expm1(jnp.minimum(log_p, -1e-7))), -30.0, 30.0)
+
+
+def proposal(drafts: Int["L B"], ids: Int["B L C"] | None, q: Float["L B V"], confidence: Float["L B"], sampling: Sampling) -> Proposal:
   """What a walk slot by slot gathered; q [L,B,V], of the candidates `ids` [B,L,C], of the drafts alone in a greedy batch."""
   drafts, q = drafts.swapaxes(0, 1), q.swapaxes(0, 1)
   if sampling.greedy:
     ids = drafts[..., None]
-  return Proposal(drafts, q if ids is None else SparseDistribution(ids, q), None if confidence is None else confidence.swapaxes(0, 1))
+  return Proposal(drafts, q if ids is None else SparseDistribution(ids, q), confidence.swapaxes(0, 1))
 
 
 @flax.struct.dataclass
@@ -76,10 +87,11 @@ class FromConfig:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Drafter:
-  """A drafter attached to a target: its functions, parameters, configuration and origin."""
+  """A drafter attached to a target: its functions, parameters, configuration and origin; its confidences' calibration, if any."""
 
   name: str
   config: DrafterConfig | SerialConfig
   model: DraftModel
   params: Any
   hash: str
+  calibration: Calibration | None = None

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.config import DrafterConfig
-from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal, proposal
+from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal, best_logit, proposal
 from specdec_jax.drafters.heads import BiasHead, ConfidenceHead, DynamicConv, SelectorHead, top_candidates
 from specdec_jax.models.cache import Cache, as_keys, as_values, init_cache, write_layer
 from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, masked_softmax, rotary_angles
@@ -251,11 +251,12 @@ class BlockDrafter(FromConfig):
       h, u, key = inputs
       state, logits, confidence = apply(state, h, u, previous, method="predict")
       token, q = next_token(logits, sampling, key, Role.DRAFT)
-      return (token, state, sampling.after(token[:, None], 1)), (token, q, jnp.zeros((batch, 0)) if confidence is None else confidence)
+      confidence = best_logit(logits, sampling) if confidence is None else confidence
+      return (token, state, sampling.after(token[:, None], 1)), (token, q, confidence)
 
     first = (anchor, jnp.zeros((batch, self.config.rank if self.config.head == "rnn" else 0)), sampling)
     _, (drafts, q, confidence) = jax.lax.scan(slot, first, (hidden.swapaxes(0, 1), base.swapaxes(0, 1), keys.swapaxes(0, 1)))
-    return proposal(drafts, None, q, confidence if self.config.confidence else None, sampling)
+    return proposal(drafts, None, q, confidence, sampling)
 
   def _select_path(self, apply, hidden, base, anchor, keys, sampling: Sampling) -> Proposal:
     """A walk over each slot's candidates: argmax of the scores, or a draw from their softmax, which is the exact sparse q."""
@@ -267,14 +268,16 @@ class BlockDrafter(FromConfig):
       previous, sampling = carry
       h, candidates, u, key = inputs
       embedded = apply(previous, method="embed_previous")
-      index, q = next_token(apply(h, embedded, candidates, u, method="select"), sampling, key, Role.DRAFT, candidates)
+      scores = apply(h, embedded, candidates, u, method="select")
+      index, q = next_token(scores, sampling, key, Role.DRAFT, candidates)
       token = jnp.where(index < 0, -1, jnp.take_along_axis(candidates, jnp.maximum(index, 0)[:, None], 1)[:, 0])
       confidence = apply(h, embedded, method="score_confidence")
-      return (token, sampling.after(token[:, None], 1)), (token, q, jnp.zeros((len(token), 0)) if confidence is None else confidence)
+      confidence = best_logit(scores, sampling, candidates) if confidence is None else confidence
+      return (token, sampling.after(token[:, None], 1)), (token, q, confidence)
 
     _, (drafts, q, confidence) = jax.lax.scan(
         slot, (anchor, sampling), tuple(x.swapaxes(0, 1) for x in (hidden, ids, unary, keys)))
-    return proposal(drafts, ids, q, confidence if c.confidence else None, sampling)
+    return proposal(drafts, ids, q, confidence, sampling)
 
   def block_outputs(self, params, batch: BlockBatch) -> DraftOutputs:
     return self.network.apply({"params": params}, batch)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.config import SerialConfig
-from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal, proposal
+from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal, best_logit, proposal
 from specdec_jax.models.cache import Cache, init_cache, write_layer
 from specdec_jax.models.layers import MLP, Attention, Head, Projection, RMSNorm, attend, masked_softmax, rotary_angles
 from specdec_jax.sampling import Role, Sampling, next_token
@@ -207,11 +207,11 @@ class SerialDrafter(FromConfig):
       hidden = apply(x, attended, method="finish")
       logits = apply(hidden, method="logits")[:, 0]
       token, q = next_token(logits, sampling, key, Role.DRAFT)
-      return (hidden[:, 0], token, held, sampling.after(token[:, None], 1)), (token, q)
+      return (hidden[:, 0], token, held, sampling.after(token[:, None], 1)), (token, q, best_logit(logits, sampling))
 
     first = (state.pending, anchor, (state.cache.keys[0], state.cache.values[0]), sampling)
-    _, (drafts, q) = jax.lax.scan(step, first, (jnp.arange(self.config.steps), keys.swapaxes(0, 1)))
-    return proposal(drafts, None, q, None, sampling)
+    _, (drafts, q, confidence) = jax.lax.scan(step, first, (jnp.arange(self.config.steps), keys.swapaxes(0, 1)))
+    return proposal(drafts, None, q, confidence, sampling)
 
   def block_outputs(self, params, batch: SerialBatch) -> DraftOutputs:
     return self.network.apply({"params": params}, batch)

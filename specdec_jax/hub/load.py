@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax import calibrate
 from specdec_jax.config import ModelConfig, drafter_config, ids
 from specdec_jax.data.prompts import ASSETS
 from specdec_jax.data.tokenizer import load_tokenizer
@@ -92,9 +93,10 @@ def load_drafter(name_or_path: str | pathlib.Path, target: Target) -> Drafter:
     params |= target_tables(target)
     if "draft_ids" in params:
       params["head"] = {"kernel": params["head"]["kernel"][params["draft_ids"]]}
+  digest = folder_lib.weights_hash(folder_lib.weight_files(path))
   return Drafter(
-      str(name_or_path), config, drafter_model(config, target.decoder.transposed, target.dtype), params,
-      folder_lib.weights_hash(folder_lib.weight_files(path)))
+      str(name_or_path), config, drafter_model(config, target.decoder.transposed, target.dtype), params, digest,
+      calibrate.load(path, digest, config.draft_length))
 
 
 def target_tables(target: Target) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Models to published folders."""
 
+import dataclasses
 import pathlib
 
 import jax
@@ -40,7 +41,10 @@ def export(drafter: Drafter, folder: str | pathlib.Path, layout: str | None = No
   params = dict(drafter.params)
   if "draft_ids" in params:  # Published as offsets.
     params["draft_ids"] = np.asarray(params["draft_ids"]) - np.arange(len(params["draft_ids"]), dtype=np.int32)
-  _save(pathlib.Path(folder), c.to_published(dtype), layout_lib.drafter_entries(c), params, drafter.model.transposed, dtype)
+  folder = pathlib.Path(folder)
+  _save(folder, c.to_published(dtype), layout_lib.drafter_entries(c), params, drafter.model.transposed, dtype)
+  if drafter.calibration:
+    dataclasses.replace(drafter.calibration, drafter=folder_lib.weights_hash(folder_lib.weight_files(folder))).save(folder)
 
 
 def _save(folder: pathlib.Path, config, entries, params, transposed: bool, dtype: str) -> None:

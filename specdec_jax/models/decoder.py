@@ -16,8 +16,8 @@ from specdec_jax.typing import Bool, Float, Int
 class Decoder(nn.Module):
   """A decoder-only transformer with taps and an optional slot cache.
 
-  stacked: layer parameters carry a leading axis Y and run under `lax.scan`, in segments that end at the taps, so that
-    compile time stays flat with depth; otherwise they are a dict {"0": …} and run unrolled, a third faster on CPU.
+  stacked: layer parameters carry a leading axis Y and run under one `lax.scan`, so that compile time stays flat with depth and
+    taps; otherwise they are a dict {"0": …} and run unrolled, a third faster on CPU.
   transposed: kernels are stored output-major (see `Projection`).
   """
 
@@ -85,7 +85,7 @@ class Decoder(nn.Module):
 
     tapped = {-1: x}
     if self.stacked:
-      x, buffers = self._scan(run, x, buffers, taps, tapped)
+      x, buffers = self._scan(run, x, buffers, sorted({t for t in taps if t >= 0}), tapped)
     else:
       keys, values = [], []
       for i in range(c.layers):
@@ -100,22 +100,24 @@ class Decoder(nn.Module):
     cache = cache.replace(keys=buffers[0], values=buffers[1]) if cache is not None else None
     return self.final_norm(x), stack, cache
 
-  def _scan(self, run, x, buffers, taps, tapped):
-    """Segments that end at the taps; the cache is the carry, so it is updated in place and never copied whole."""
+  def _scan(self, run, x, buffers, taps: Sequence[int], tapped):
+    """All layers; adds the outputs of `taps` to `tapped`. The cache is the carry, so it is updated in place and never copied
+    whole, and so are the taps: each layer writes its output to its place, those that are not tapped to one behind the last."""
     c = self.config
     windowed = any(c.windows)
     windows = jnp.array([w or jnp.iinfo(jnp.int32).max for w in c.windows])
+    place = jnp.array([taps.index(i) if i in taps else len(taps) for i in range(c.layers)])
 
     def step(carry, i):
-      x, buffers = carry
+      x, buffers, kept = carry
       params = jax.tree.map(lambda w: jax.lax.dynamic_index_in_dim(w, i, keepdims=False), self.layers)
       x, new = run(params, x, buffers, i, windows[i] if windowed else None)
-      return (x, new), None
+      kept = jax.lax.dynamic_update_index_in_dim(kept, x, place[i], 0) if taps else kept
+      return (x, new, kept), None
 
-    begin = 0
-    for end in sorted({t for t in taps if t >= 0} | {c.layers - 1}):
-      (x, buffers), _ = jax.lax.scan(step, (x, buffers), jnp.arange(begin, end + 1))
-      tapped[end], begin = x, end + 1
+    kept = jnp.zeros((len(taps) + 1, *x.shape), x.dtype) if taps else None
+    (x, buffers, kept), _ = jax.lax.scan(step, (x, buffers, kept), jnp.arange(c.layers))
+    tapped |= {t: kept[m] for m, t in enumerate(taps)}
     return x, buffers
 
   def logits(self, hidden: Float["B T D"]) -> Float["B T V"]:
