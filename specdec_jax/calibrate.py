@@ -133,11 +133,39 @@ def auc(p: Float["n"], label: Bool["n"]) -> float | None:
   return float((right * (below + 0.5 * wrong)).sum() / (right.sum() * wrong.sum()))
 
 
-def refuse_truncated(drafted: Sequence[int], length: int) -> None:
-  """Raises TruncatedBlocks where any block had fewer than `length` drafts verified."""
-  cut = sum(d != length for d in drafted)
+def blocks(completions: Sequence[Any], stops: Sequence[int], length: int) -> tuple[Float["n L"], Int["n"], Int["n"]]:
+  """(confidence logits, accepted, observed) of all rounds of completions that were recorded (`generate(…, record=True)`).
+
+  What stands behind a drafted stop was never up to the target, so observed ends with it; a request's last round is left out where
+  its cap cut the tokens. Raises TruncatedBlocks where a schedule cut any block short of `length` drafts, ValueError without a
+  record.
+  """
+  rows = []
+  for c in completions:
+    if c.confidences is None:
+      raise ValueError("these completions hold no confidences: generate them with record=True")
+    rounds = list(zip(c.confidences, c.drafts, c.rounds, strict=True))
+    rows += rounds[:-1] if c.finish_reason == "length" else rounds
+  cut = sum(drafted != length for _, _, (drafted, _, _) in rows)
   if cut:
-    raise TruncatedBlocks(f"{cut} of {len(drafted)} blocks were cut short of {length} drafts: calibrate on schedule=\"fixed\" with full blocks")
+    raise TruncatedBlocks(f"{cut} of {len(rows)} blocks were cut short of {length} drafts: calibrate full blocks, schedule=\"fixed\"")
+  ends = [next((k + 1 for k, t in enumerate(drafts) if t in stops), length) for _, drafts, _ in rows]
+  logits = np.array([confidence for confidence, _, _ in rows], np.float64).reshape(-1, length)
+  accepted = np.array([min(a, end) for (_, _, (_, a, _)), end in zip(rows, ends)], int)
+  return logits, accepted, np.array(ends, int)
+
+
+def threshold_sweep(survival: Float["n L"], accepted: Int["n"], thresholds: Sequence[float]) -> list[dict[str, float]]:
+  """What verifying only drafts whose survival reaches a threshold would have kept of recorded blocks (DSpark Figure 5): accepted
+  and rejected drafts a round, and the share accepted of those verified (None where none is)."""
+  out = []
+  for t in thresholds:
+    lengths = (survival >= t).sum(1)
+    kept = np.minimum(accepted, lengths)
+    out.append({
+        "threshold": float(t), "accepted_drafts": float(kept.mean()), "rejected_drafts": float((lengths - kept).mean()),
+        "draft_acceptance_rate": float(kept.sum() / lengths.sum()) if lengths.sum() else None})
+  return out
 
 
 def describe(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,8 +182,8 @@ def _checked(table, accepted, observed):
   if table.ndim != 2 or accepted.shape != table.shape[:1]:
     raise ValueError(f"expected confidences [n,L] and accepted [n], not {table.shape} and {accepted.shape}")
   observed = np.full(len(table), table.shape[1]) if observed is None else np.asarray(observed)
-  if observed.shape != accepted.shape or observed.size and not (0 <= observed.min() and observed.max() <= table.shape[1]):
+  if observed.shape != accepted.shape or observed.size and not (observed.min() >= 0 and observed.max() <= table.shape[1]):
     raise ValueError(f"observed must be [n] counts from 0 to {table.shape[1]}, not {observed.shape}")
-  if accepted.size and not (0 <= accepted.min() and accepted.max() <= table.shape[1]):
+  if accepted.size and not (accepted.min() >= 0 and accepted.max() <= table.shape[1]):
     raise ValueError(f"accepted must be counts from 0 to {table.shape[1]}, not up to {accepted.max()}")
   return table, accepted, observed

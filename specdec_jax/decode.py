@@ -182,7 +182,10 @@ def _schedule(method: Method, proposal: Proposal) -> Int["B"]:
   if proposal.confidence is None:
     raise ValueError("the drafter gives no confidences, so its drafts cannot be scheduled")
   scale = 1.0 if method.temperatures is None else jnp.asarray(method.temperatures[: method.draft_length])
-  return jnp.clip(method.schedule(jax.nn.sigmoid(proposal.confidence / scale)), 0, full)
+  lengths = method.schedule(jax.nn.sigmoid(proposal.confidence / scale))
+  if lengths.shape != full.shape or not jnp.issubdtype(lengths.dtype, jnp.integer):
+    raise ValueError(f"a schedule gives integer lengths [B], {full.shape}, not {lengths.dtype} {lengths.shape}")
+  return jnp.clip(lengths, 0, full)
 
 
 _prefill = jax.jit(prefill, static_argnums=0, donate_argnums=3)
@@ -249,6 +252,8 @@ def generate(
   "error" and leaves its batch mates alone. Raises ValueError for settings that are wrong for all, and NoPromptServed, a
   ValueError, where no prompt can be served.
   """
+  if not isinstance(target, Target) or not isinstance(drafter, Drafter | None):
+    raise ValueError("target and drafter must be loaded: specdec_jax.load_target(…), load_drafter(…, target)")
   if isinstance(prompts, str):
     raise ValueError("prompts is one text; give a list of texts or of token lists")
   batch = len(prompts)
@@ -294,7 +299,7 @@ def find_stop_texts(target: Target, state: DecodeState, texts: Sequence[str], kn
   out = {}
   tokens, emitted = jax.device_get((state.tokens, state.emitted))
   for i, (row, n) in enumerate(zip(tokens, emitted)):
-    decode = lambda count, row=row: target.tokenizer.decode(row[:count].tolist())
+    decode = lambda count, row=row: target.tokenizer.decode(row[:count].tolist()).rstrip("\ufffd")  # Half a character may follow.
     holds = lambda text: any(s in text for s in texts)
     if i in known or not holds(decode(n)):
       continue
@@ -314,8 +319,11 @@ def make_method(target: Target, drafter: Drafter | None, draft_length: int | Non
     raise ValueError("draft_length, schedule and record need a drafter")
   if drafter is None:
     return Method(target.decoder, rule=rule, logprobs=logprobs)
+  if drafter.config is not None and (drafter.config.model.vocab, drafter.config.target_layers) != (target.config.vocab, target.config.layers):
+    raise ValueError(f"{drafter.name} was made for another target than {target.name}: vocabulary and layers {drafter.config.model.vocab}, "
+                     f"{drafter.config.target_layers}, not {target.config.vocab}, {target.config.layers}")
   gamma = drafter.model.draft_length
-  if draft_length is not None and not 1 <= draft_length <= gamma:
+  if draft_length is not None and (np.asarray(draft_length).dtype.kind not in "iu" or not 1 <= draft_length <= gamma):
     raise ValueError(f"draft_length must be from 1 to {gamma} for {drafter.name}, not {draft_length}")
   return Method(
       target.decoder, drafter.model, draft_length or gamma, None if schedule == "fixed" else schedule, rule, logprobs,
@@ -326,10 +334,12 @@ def stops_of(target: Target, stop: Sequence[int | str] | None, ignore_eos: bool)
   """(the ids that end a request, behind them -1, which no token equals, to a multiple of 4: few shapes to compile; the texts
   that do). A special token, which no text shows, ends by its id."""
   ids, texts = [] if ignore_eos else list(target.config.eos), []
-  if isinstance(stop, (str, int)):
+  if isinstance(stop, str) or np.ndim(stop) == 0 and stop is not None:
     raise ValueError(f"stop is {stop!r}: give a list of token ids and texts")
-  for s in stop or ():
+  for s in () if stop is None else stop:
     if not isinstance(s, str):
+      if np.ndim(s) or np.asarray(s).dtype.kind not in "iu" or not 0 <= int(s) < target.config.vocab:
+        raise ValueError(f"stop holds {s!r}, which is neither a text nor a token id from 0 to {target.config.vocab - 1}")
       ids.append(int(s))
       continue
     if target.tokenizer is None:
@@ -337,9 +347,11 @@ def stops_of(target: Target, stop: Sequence[int | str] | None, ignore_eos: bool)
     if not s:
       raise ValueError("a stop text is empty")
     found = target.tokenizer.encode(s)
-    if len(found) == 1 and not target.tokenizer.decode(found):
-      ids += found
-    else:
+    special = [i for i in found if not target.tokenizer.decode([i])]
+    if special and len(found) > 1:
+      raise ValueError(f"stop text {s!r} holds the special tokens {special}, which no text shows: give such a token alone, or its id")
+    ids += special
+    if not special:
       texts.append(s)
   ids = sorted(set(ids))
   return ids + [-1] * (round_up(max(len(ids), 1), 4) - len(ids)), texts
@@ -349,10 +361,13 @@ def _prompt_ids(target: Target, index: int, prompt: str | Sequence[int], cap: in
   """Token ids of a prompt, and what is wrong with it, or None."""
   if isinstance(prompt, str):
     if target.tokenizer is None:
-      raise ValueError(f"{target.name} has no tokenizer: give prompts as token ids")
+      return [0], f"{target.name} has no tokenizer: give prompt {index} as token ids"
     ids = target.tokenizer.encode(prompt)
   else:
-    ids = [int(t) for t in prompt]
+    tokens = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if not isinstance(tokens, Sequence) or not all(isinstance(t, (int, np.integer)) for t in tokens):
+      return [0], f"prompt {index} is neither a text nor a list of token ids: {str(prompt)[:60]}"
+    ids = [int(t) for t in tokens]
   if not ids:
     return ids, f"prompt {index} is empty"
   if cap < 1:

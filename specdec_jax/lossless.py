@@ -126,16 +126,18 @@ class TwoSamples:
 
 def two_samples(ours: Sequence[Sequence[int]], plain: Sequence[Sequence[int]], positions: int, shuffles: int = 50) -> TwoSamples:
   """Compares the first `positions` tokens of independent samples; a text that has ended counts as one more token."""
-  rng, out = np.random.default_rng(0), ([], [], [])
-  for k in range(positions):
-    a, b = (np.array([s[k] if k < len(s) else -1 for s in samples]) for samples in (ours, plain))
-    ids, together = np.unique(np.concatenate([a, b]), return_inverse=True)
-    count = lambda x: np.bincount(x, minlength=len(ids))
-    distance = lambda x: 0.5 * np.abs(count(x[: len(a)]) / len(a) - count(x[len(a) :]) / len(b)).sum()
-    floor = np.mean([distance(rng.permutation(together)) for _ in range(shuffles)])
-    for column, value in zip(out, (_chi_square(count(together[: len(a)]), count(together[len(a) :])), distance(together), floor)):
-      column.append(float(value))
-  return TwoSamples(*out)
+  rng = np.random.default_rng(0)
+  at = lambda samples, k: np.array([s[k] if k < len(s) else -1 for s in samples])
+  return TwoSamples(*map(list, zip(*(_compare(at(ours, k), at(plain, k), rng, shuffles) for k in range(positions)))))
+
+
+def _compare(a: Int["n"], b: Int["n"], rng: np.random.Generator, shuffles: int) -> tuple[float, float, float]:
+  """p of the chi-square test, total variation, and its mean over shuffles, of two samples of ids."""
+  ids, together = np.unique(np.concatenate([a, b]), return_inverse=True)
+  count = lambda x: np.bincount(x, minlength=len(ids))
+  distance = lambda x: float(0.5 * np.abs(count(x[: len(a)]) / len(a) - count(x[len(a) :]) / len(b)).sum())
+  floor = float(np.mean([distance(rng.permutation(together)) for _ in range(shuffles)]))
+  return _chi_square(count(together[: len(a)]), count(together[len(a) :])), distance(together), floor
 
 
 def _chi_square(a: Int["V"], b: Int["V"]) -> float:

@@ -22,6 +22,7 @@ import numpy as np
 from specdec_jax.typing import Bool, Float, Int, Key
 
 GREEDY_BELOW = 1e-5  # Temperatures below this are 0.
+MOST_BIAS = 1e4
 
 
 class Role(enum.IntEnum):
@@ -107,12 +108,14 @@ def make_sampling(
   all requests, or a list with one, or None, a request. prompts: token ids, which the repetition penalty needs.
   """
   def spread(name, value, dtype, low, high):
-    out = np.broadcast_to(np.asarray(value, dtype), (batch,)) if np.size(value) in (1, batch) else None
-    if out is None:
-      raise ValueError(f"{name} has {np.size(value)} values for {batch} requests")
-    if not np.all((out >= low) & (out <= high)):
+    given = np.asarray(value)
+    if given.dtype.kind not in ("iu" if dtype == np.int32 else "iuf") or given.ndim > 1:
+      raise ValueError(f"{name} must be {'an integer' if dtype == np.int32 else 'a number'}, or a list of them, not {value!r}")
+    if given.size not in (1, batch):
+      raise ValueError(f"{name} has {given.size} values for {batch} requests")
+    if not np.all((given >= low) & (given <= high)):
       raise ValueError(f"{name} must be from {low} to {high}, not {value}")
-    return out
+    return np.broadcast_to(given.astype(dtype), (batch,))
 
   t = spread("temperature", temperature, np.float32, 0.0, 1e4)
   k = spread("top_k", top_k, np.int32, 0, 2**31 - 1)
@@ -121,9 +124,11 @@ def make_sampling(
   repetition = spread("repetition_penalty", repetition_penalty, np.float32, 1e-3, 1e3)
   frequency = spread("frequency_penalty", frequency_penalty, np.float32, -1e3, 1e3)
   presence = spread("presence_penalty", presence_penalty, np.float32, -1e3, 1e3)
-  seeds = [seed] * batch if seed is None or isinstance(seed, (int, np.integer)) else list(seed)
+  seeds = [seed] * batch if seed is None or np.ndim(seed) == 0 else list(seed)
   if len(seeds) != batch:
     raise ValueError(f"seed has {len(seeds)} values for {batch} requests")
+  if not all(s is None or np.asarray(s).dtype.kind in "iu" for s in seeds):
+    raise ValueError(f"seed must be an integer or None, or a list of them, not {seed!r}")
   seeds = np.asarray([secrets.randbits(32) if s is None else int(s) % 2**32 for s in seeds], np.uint32)
   sampled, given = t >= GREEDY_BELOW, lambda x, wanted: jnp.asarray(x) if wanted.any() else None
   repeats, penalised = repetition != 1, (repetition != 1) | (frequency != 0) | (presence != 0)
@@ -147,30 +152,40 @@ def _mark(ids: Sequence[Sequence[int]], vocab: int) -> np.ndarray:
 
 def _bias_table(batch: int, vocab: int, logit_bias, banned, allowed) -> Float["B V"] | None:
   """What is added to the logits, or None where nothing is."""
-  def a_request(name, value, one):
-    if value is None or isinstance(value, Mapping) or not len(value) or one(value):
-      return [value] * batch
-    if len(value) != batch:
-      raise ValueError(f"{name} has {len(value)} entries for {batch} requests")
-    return list(value)
+  def a_request(name, value, of, one):
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if value is None or isinstance(value, Mapping):
+      values = [value] * batch
+    elif isinstance(value, str) or not isinstance(value, Sequence):
+      raise ValueError(f"{name} must be {of}, or a list with one, or None, a request, not {value!r}")
+    else:
+      values = [value] * batch if not len(value) or one(value) else list(value)
+    if len(values) != batch:
+      raise ValueError(f"{name} has {len(values)} entries for {batch} requests")
+    wrong = [v for v in values if v is not None and isinstance(v, Mapping) != (name == "logit_bias") or isinstance(v, (str, int, float))]
+    if wrong:
+      raise ValueError(f"{name} must be {of}, or a list with one, or None, a request, not {wrong[0]!r}")
+    return values
 
   def usable(name, row, found):
+    if not all(isinstance(i, (int, np.integer)) for i in found):
+      raise ValueError(f"{name} of request {row} holds what is no token id: {list(found)[:5]}")
     ids = [int(i) for i in found]
     wrong = [i for i in ids if not 0 <= i < vocab]
     if wrong:
       raise ValueError(f"{name} of request {row} holds ids outside the vocabulary of {vocab}: {wrong[:5]}")
     return ids
 
-  numbers = lambda x: all(isinstance(i, (int, np.integer)) for i in x)
+  numbers = lambda x: all(isinstance(i, (int, float, np.number)) for i in x)
   biases, bans, allows = (a_request(*x) for x in (
-      ("logit_bias", logit_bias, lambda x: False), ("banned", banned, numbers), ("allowed", allowed, numbers)))
+      ("logit_bias", logit_bias, "{id: bias}", lambda x: False), ("banned", banned, "a list of ids", numbers), ("allowed", allowed, "a list of ids", numbers)))
   if all(x is None or (not len(x) and which is not allows) for which in (biases, bans, allows) for x in which):
     return None
   out = np.zeros((batch, vocab), np.float32)
   for i in range(batch):
     for token, bias in zip(usable("logit_bias", i, biases[i] or {}), (biases[i] or {}).values()):
-      if not bias < np.inf:
-        raise ValueError(f"logit_bias of request {i} is {bias} for id {token}: it must be a number, or -inf for never")
+      if not isinstance(bias, (int, float, np.number)) or not (bias == -np.inf or abs(bias) <= MOST_BIAS):
+        raise ValueError(f"logit_bias of request {i} is {bias} for id {token}: it must be from -{MOST_BIAS:g} to {MOST_BIAS:g}, or -inf for never")
       out[i, token] = bias
     out[i, usable("banned", i, bans[i] if bans[i] is not None else ())] = -np.inf
     if allows[i] is not None:

@@ -60,7 +60,10 @@ def by_rank(confidence: Float["B L"], budget: Int[""] | int) -> Int["B"]:
 
 def asynchronous(confidence: Float["B L"], older: Float["B L"], sps: Float["n"]) -> Int["B"]:
   """As many drafts as `unconstrained` would have verified two rounds ago, on the confidences of then, admitted by rank of the
-  survival of now: exact, whatever the shape of sps, and known to the host before this round begins."""
+  survival of now: exact, whatever the shape of sps, and known to the host before this round begins.
+
+  The older confidences must come from noise that this round does not draw again (`Sampling.round_keys`, not keys by output
+  position): else the budget knows drafts that it admits."""
   return by_rank(confidence, unconstrained(older, sps).sum())
 
 

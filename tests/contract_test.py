@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -30,8 +31,20 @@ def drafters(target, mask_id):
 KINDS = ("markov", "rnn", "no head", "selector", "eagle3", "mtp", "reduced vocabulary", "one-hot")
 
 
-@pytest.mark.parametrize("rule", ["token", "block"])
-@pytest.mark.parametrize("kind", KINDS)
+def some(*quick):
+  """All kinds, those that are not `quick` for `make test-slow`."""
+  return [k if k in quick else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget():
+  """The programs of this file stay in memory no longer than it runs."""
+  yield
+  jax.clear_caches()
+
+
+@pytest.mark.parametrize("kind, rule", [
+    ("markov", "block"), ("selector", "token"), *(pytest.param(k, r, marks=pytest.mark.slow) for k in KINDS for r in ("token", "block"))])
 def test_samples_are_the_targets(kind, rule):
   """Contract 3: the first two tokens of many requests against the enumerated distribution, settings on."""
   target = toys.target(**SMALL)
@@ -51,7 +64,7 @@ def test_samples_are_the_targets(kind, rule):
   assert np.all(np.abs(counts / n - expected) <= bound + 1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some("markov", "selector"))
 def test_greedy_text_under_settings(kind):
   """Contract 1 with every setting that acts on greedy text, another one a request, and its effect on the text."""
   target = toys.target()
@@ -104,8 +117,8 @@ def spoiled(params, token):
   return {**params, "embedding": params["embedding"].at[token].set(jnp.nan)}
 
 
-@pytest.mark.parametrize("kind", ["markov", "selector", "eagle3"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind, temperature", [
+    ("markov", 0.0), ("selector", 1.0), *(pytest.param(*x, marks=pytest.mark.slow) for x in (("markov", 1.0), ("selector", 0.0), ("eagle3", 0.0), ("eagle3", 1.0)))])
 def test_malformed_numbers_end_their_row(kind, temperature):
   """NaN after a token that one request emits: it ends there with its own error; its mates' texts do not change."""
   target = toys.target()
@@ -154,7 +167,7 @@ def test_malformed_prompt_ends_before_its_first_token():
   assert done[1].tokens == specdec_jax.generate(target, None, [[1, 2]], 4, ignore_eos=True)[0].tokens
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some("markov"))
 def test_bfloat16_greedy_text(kind):
   """Contract 2: equal, or apart at a near tie; every position of every text within one bfloat16 step of the best."""
   target = toys.target()

@@ -103,24 +103,6 @@ def test_seed_belongs_to_the_request(kind):
   assert len({tuple(t) for t in other}) == 4
 
 
-def test_sampled_rounds_follow_the_target():
-  """First two tokens of many requests, with and without drafts, against the enumerated distribution (contract 3)."""
-  target = toys.target(vocab=7, eos=())
-  drafter = toys.block_drafter(target, mask_id=6, block=3)
-  prompt, n = [1, 2, 3], 2048
-  p1 = np.asarray(distribution(target.forward([prompt]).logits[:, -1], make_sampling(1, 7, 0.8, top_p=0.95))[0])
-  after = target.forward([[*prompt, v] for v in range(7)]).logits[:, -1]
-  p2 = np.asarray(distribution(after, make_sampling(7, 7, 0.8, top_p=0.95)))
-  expected = p1[:, None] * p2
-  for d in (None, drafter):
-    done = specdec_jax.generate(target, d, [prompt] * n, 3, temperature=0.8, top_p=0.95, seed=list(range(n)))
-    counts = np.zeros((7, 7))
-    for c in done:
-      counts[c.tokens[0], c.tokens[1]] += 1
-    bound = 4.5 * np.sqrt(expected * (1 - expected) / n)
-    assert np.all(np.abs(counts / n - expected) <= bound + 1e-12)
-
-
 def test_exact_ties():
   """C23: the lowest id, also beside a sampled row."""
   logits = jnp.array([[2.0, 2, 1], [2.0, 2, 1]])

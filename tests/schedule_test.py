@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import calibrate, schedule, verify
+from specdec_jax.decode import Completion
 from tests.enumeration import emitted, error, outcomes, tables
 
 GOLDEN = pathlib.Path(os.environ.get("SPECDEC_GOLDEN") or pathlib.Path(__file__).parents[2] / "shared" / "golden")
@@ -175,7 +176,14 @@ def test_calibration_files_and_refusals(tmp_path):
   for arguments, message in ((("xyz", 2), "fitted on other weights"), (("abc", 3), "expected 3 positive temperatures")):
     with pytest.raises(ValueError, match=message):
       calibrate.load(tmp_path, *arguments)
-  with pytest.raises(calibrate.TruncatedBlocks, match="1 of 3 blocks were cut short of 4"):
-    calibrate.refuse_truncated([4, 2, 4], 4)
+  completion = lambda reason, rounds, drafts: Completion([], None, reason, rounds, None, None, drafts, [[0.5] * 3] * len(rounds))
+  whole = completion("stop", [(3, 3, 4), (3, 2, 2)], [[1, 2, 3], [4, 9, 5]])  # 9 ends the text: what stands behind it does not count.
+  capped = completion("length", [(3, 0, 1), (3, 3, 3)], [[9, 1, 1], [1, 2, 3]])  # The last round was cut.
+  _, accepted, observed = calibrate.blocks([whole, capped], [9], 3)
+  assert (accepted.tolist(), observed.tolist()) == ([3, 2, 0], [3, 2, 1])
+  with pytest.raises(calibrate.TruncatedBlocks, match="1 of 3 blocks were cut short of 3"):
+    calibrate.blocks([whole, completion("stop", [(2, 1, 2)], [[1, 2, 3]])], [9], 3)
+  sweep = calibrate.threshold_sweep(np.array([[0.9, 0.5], [0.8, 0.1]]), np.array([2, 0]), (0.0, 0.6, 0.95))
+  assert [(x["accepted_drafts"], x["rejected_drafts"], x["draft_acceptance_rate"]) for x in sweep] == [(1.0, 1.0, 0.5), (0.5, 0.5, 0.5), (0.0, 0.0, None)]
   with pytest.raises(ValueError, match="counts from 0 to 3"):
     calibrate.fit(np.zeros((2, 3)), np.array([4, 0]))

@@ -36,7 +36,7 @@ def load_target(
   if mesh is not None:
     raise ValueError("loading onto a mesh is not supported yet: leave mesh out")
   _check_dtype(dtype)
-  path = _find(name_or_path)
+  path = find(name_or_path)
   if path.suffix == ".gguf":
     source = open_gguf(path)
     config, tokenizer, files = ModelConfig.from_published(source.config), source.tokenizer(), [path]
@@ -72,7 +72,7 @@ def load_drafter(name_or_path: str | pathlib.Path, target: Target) -> Drafter:
   Raises ValueError, naming the difference, for a drafter that belongs to another target: other sizes, another depth, or
   other embeddings than it was trained on.
   """
-  path = _find(name_or_path)
+  path = find(name_or_path)
   config = drafter_config(folder_lib.read_config(path))
   for what, mine, theirs in (
       ("vocabulary", config.model.vocab, target.config.vocab), ("hidden size", config.model.width, target.config.width),
@@ -113,7 +113,8 @@ def smollm2_path() -> pathlib.Path:
   return found[0]
 
 
-def _find(name_or_path: str | pathlib.Path) -> pathlib.Path:
+def find(name_or_path: str | pathlib.Path) -> pathlib.Path:
+  """The folder or file behind a name. Raises FileNotFoundError with the names that ship."""
   path = pathlib.Path(name_or_path).expanduser()
   if path.exists():
     return path

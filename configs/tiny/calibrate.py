@@ -1,0 +1,23 @@
+"""Calibration of every shipped drafter of the embedded target: half of the shipped prompts to fit on, half to report on.
+
+  python -m experiments.calibrate --config=configs/tiny/calibrate.py --workdir=runs/tiny_calibrate
+"""
+
+import ml_collections
+
+from configs.tiny import quickstart
+
+
+def get_config(variant: str = "full") -> ml_collections.ConfigDict:
+  c = quickstart.get_config()
+  del c.temperatures, c.rule, c.repeats
+  c.drafters = tuple(name for name in c.drafters if name != "tiny/mtp")  # One draft a round needs no schedule by position.
+  c.prompts_per_dataset = 120
+  c.batch = 20
+  c.temperature = 1.0
+  c.max_new_tokens = 96
+  c.thresholds = tuple(i / 20 for i in range(20))
+  c.store = False  # True: write the temperatures beside each drafter's weights
+  if variant == "smoke":
+    c.drafters, c.prompts_per_dataset, c.batch, c.max_new_tokens = ("tiny/dspark",), 4, 2, 16
+  return c
