@@ -1,0 +1,115 @@
+"""The cost table of verification: steps per second against verify tokens (SPS, DSpark §5.1), measured, stored, looked up.
+
+A table belongs to a target, a drafter, a mesh, a context length and a grid of buckets on one device; what was measured is kept as
+it is, stairs and all. A step holds everything that a round does: draft, verify, accept, commit.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from specdec_jax.typing import Float
+
+FORMAT = 1
+
+
+class CostTableMissing(ValueError):
+  """A schedule that weighs costs was asked for without a cost table."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CostTable:
+  """tokens: the buckets, rising; seconds: the median time of a step at each, spread: half the distance of its quartiles.
+
+  made_from: target, drafter (names and hashes), mesh, context, device, versions, date.
+  """
+
+  tokens: tuple[int, ...]
+  seconds: tuple[float, ...]
+  spread: tuple[float, ...]
+  made_from: Mapping[str, Any]
+
+  def __post_init__(self):
+    if not self.tokens or list(self.tokens) != sorted(set(self.tokens)) or self.tokens[0] < 1:
+      raise ValueError(f"a cost table needs rising buckets from 1 token, not {list(self.tokens)}")
+    if len(self.seconds) != len(self.tokens) or not all(math.isfinite(s) and s > 0 for s in self.seconds):
+      raise ValueError(f"a cost table needs one positive time a bucket, not {list(self.seconds)} for {list(self.tokens)}")
+
+  def bucket(self, tokens: int) -> int:
+    """The smallest bucket that holds a step of so many tokens. Raises ValueError beyond the last one."""
+    index = int(np.searchsorted(self.tokens, tokens))
+    if tokens < 1 or index == len(self.tokens):
+      raise ValueError(f"a step of {tokens} tokens does not fit the buckets 1 … {self.tokens[-1]}")
+    return self.tokens[index]
+
+  def sps(self, most: int | None = None) -> Float["n"]:
+    """Steps per second for 1, 2, … `most` tokens (to the last bucket): each by the bucket that holds it. Beyond the last bucket a
+    step takes as many of the last one's as it fills: never less than what was measured, and never free."""
+    most = most or self.tokens[-1]
+    out = np.empty(most)
+    for n in range(1, most + 1):
+      whole, rest = divmod(n, self.tokens[-1])
+      seconds = whole * self.seconds[-1]
+      if rest:
+        seconds += self.seconds[int(np.searchsorted(self.tokens, rest))] if not whole else rest / self.tokens[-1] * self.seconds[-1]
+      out[n - 1] = 1 / seconds
+    return out
+
+  def save(self, path: str | pathlib.Path) -> None:
+    """Writes the table as JSON."""
+    pathlib.Path(path).write_text(json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=2) + "\n")
+
+
+def load(path: str | pathlib.Path, expected: Mapping[str, Any] | None = None) -> CostTable:
+  """A stored table. Raises ValueError naming the first fact of `expected` (keys of made_from) that it was not made from."""
+  path = pathlib.Path(path)
+  if not path.exists():
+    raise CostTableMissing(f"{path}: no cost table there; experiments/profile_sps.py measures one")
+  found = json.loads(path.read_text())
+  if found.pop("format", None) != FORMAT:
+    raise ValueError(f"{path} is no cost table of format {FORMAT}")
+  table = CostTable(tuple(found["tokens"]), tuple(found["seconds"]), tuple(found["spread"]), found["made_from"])
+  for key, value in (expected or {}).items():
+    if table.made_from.get(key) != value:
+      raise ValueError(f"{path} was measured with {key} {table.made_from.get(key)!r}, not {value!r}")
+  return table
+
+
+def measure(steps: Mapping[int, Callable[[], float]], repeats: int, made_from: Mapping[str, Any]) -> CostTable:
+  """Medians of the seconds that `steps[tokens]()` returns: one warm-up each, then in turn, so that drift hits all alike."""
+  times = {n: [] for n in sorted(steps)}
+  for n in times:
+    steps[n]()
+  for _ in range(repeats):
+    for n, taken in times.items():
+      taken.append(steps[n]())
+  quartiles = [statistics.quantiles(t, n=4) if len(t) > 1 else [t[0]] * 3 for t in times.values()]
+  return CostTable(
+      tuple(times), tuple(statistics.median(t) for t in times.values()), tuple((q[2] - q[0]) / 2 for q in quartiles), dict(made_from))
+
+
+def buckets(most: int, exact: int = 16, step: float = 0.08) -> tuple[int, ...]:
+  """Every size up to `exact` tokens, then about 8 % steps up to `most`."""
+  out = list(range(1, min(exact, most) + 1))
+  while out[-1] < most:
+    out.append(min(most, max(out[-1] + 1, int(out[-1] * (1 + step)))))
+  return tuple(out)
+
+
+def roofline(
+    parameters: float, bytes_per_parameter: float, flops: float, bandwidth: float, tokens: Sequence[int], kv_bytes: float = 0.0,
+    draft_seconds: float = 0.0, overhead: float = 0.0, made_from: Mapping[str, Any] | None = None,
+) -> CostTable:
+  """A table from stated constants, for targets that are too large to measure: a step reads all weights and `kv_bytes` of cache
+  once, and computes 2 · parameters operations a token, whichever takes longer, beside drafting and a fixed overhead (seconds)."""
+  seconds = tuple(
+      max((parameters * bytes_per_parameter + kv_bytes) / bandwidth, 2 * parameters * n / flops) + draft_seconds + overhead for n in tokens)
+  facts = {"kind": "roofline", "parameters": parameters, "bytes_per_parameter": bytes_per_parameter, "flops": flops, "bandwidth": bandwidth,
+           "kv_bytes": kv_bytes, "draft_seconds": draft_seconds, "overhead": overhead}
+  return CostTable(tuple(tokens), seconds, (0.0,) * len(seconds), {**facts, **(made_from or {})})

@@ -1,0 +1,49 @@
+"""Cost tables: what was measured stays as it was, nothing is free, nothing foreign is used."""
+
+import numpy as np
+import pytest
+
+from specdec_jax import cost
+
+
+def test_lookup():
+  table = cost.CostTable((1, 2, 4, 8), (1.0, 1.0, 1.5, 4.0), (0.1,) * 4, {"device": "toy"})
+  np.testing.assert_allclose(1 / table.sps(), [1, 1, 1.5, 1.5, 4, 4, 4, 4])  # Stairs, as measured.
+  np.testing.assert_allclose(1 / table.sps(18)[8:], [4.5, 5, 5.5, 6, 6.5, 7, 7.5, 8, 8.5, 9])  # Beyond the end: never free.
+  assert [table.bucket(n) for n in (1, 2, 3, 4, 5, 8)] == [1, 2, 4, 4, 8, 8]
+  for wrong in (0, 9):
+    with pytest.raises(ValueError, match="does not fit the buckets 1 … 8"):
+      table.bucket(wrong)
+
+
+def test_buckets():
+  found = cost.buckets(256)
+  assert found[:16] == tuple(range(1, 17)) and found[-1] == 256 and len(found) < 60
+  assert all(b <= max(a + 1, a * 1.08) for a, b in zip(found, found[1:])) and cost.buckets(5) == (1, 2, 3, 4, 5)
+
+
+def test_measured_in_turn():
+  """Every bucket is warmed once, then all take turns; median and half the quartile distance are kept, not sorted by size."""
+  calls, clock = [], {4: iter([9.0, 2.0, 4.0, 3.0]), 1: iter([9.0, 5.0, 5.0, 5.0])}
+  steps = {n: lambda n=n: (calls.append(n), next(clock[n]))[1] for n in (4, 1)}
+  table = cost.measure(steps, 3, {"device": "toy"})
+  assert calls == [1, 4] * 4 and table.tokens == (1, 4) and table.seconds == (5.0, 3.0) and table.spread == (0.0, 1.0)
+
+
+def test_files_and_refusals(tmp_path):
+  table = cost.CostTable((1, 2), (1.0, 2.0), (0.0, 0.0), {"device": "toy", "target": "abc"})
+  table.save(tmp_path / "sps.json")
+  assert cost.load(tmp_path / "sps.json", {"target": "abc"}) == table
+  with pytest.raises(ValueError, match="measured with target 'abc', not 'xyz'"):
+    cost.load(tmp_path / "sps.json", {"target": "xyz"})
+  with pytest.raises(cost.CostTableMissing, match="no cost table there"):
+    cost.load(tmp_path / "none.json")
+  for tokens, seconds in (((), ()), ((2, 1), (1.0, 1.0)), ((1, 2), (1.0,)), ((1,), (0.0,)), ((1,), (float("nan"),))):
+    with pytest.raises(ValueError, match="a cost table needs"):
+      cost.CostTable(tokens, seconds, (0.0,) * len(seconds), {})
+
+
+def test_roofline():
+  table = cost.roofline(27e9, 2, 1e15, 4.8e12, (1, 64, 1024), overhead=1e-3)
+  memory = 54e9 / 4.8e12
+  np.testing.assert_allclose(table.seconds, [memory + 1e-3, memory + 1e-3, 2 * 27e9 * 1024 / 1e15 + 1e-3])
