@@ -141,6 +141,7 @@ def test_bench_training(tmp_path):
   assert found["training_tokens_per_s"] > 0 and 0 < found["parts"]["features"] < 1 and 0 < found["parts"]["backbone"] < 1
 
 
+@pytest.mark.slow
 def test_check_lossless(tmp_path):
   """Right drafters hold; a drafter that lies about its q is named, and the exit code says so."""
   run = lambda variant, *options, **kw: start("check_lossless", f"--config=configs/tiny/lossless.py:{variant}", f"--workdir={tmp_path / variant}", *options, **kw)
@@ -150,3 +151,18 @@ def test_check_lossless(tmp_path):
   done = run("smoke", "--config.misreport=True", "--config.temperatures=(1.0,)", "--config.top_ps=(1.0,)", "--config.samples=400", "--config.batches=(100,)",
              "--config.positions=8", "--config.draft_lengths=(4,)", check=False)
   assert done.returncode == 1 and "FAULT tiny/dspark, misreporting, chat" in done.stdout
+
+
+@pytest.mark.slow
+def test_calibration_and_cost(tmp_path):
+  """Temperatures are stored with what they were fitted on, and a cost table with what it was measured on."""
+  from specdec_jax import calibrate, cost
+
+  start("calibrate", "--config=configs/tiny/calibrate.py:smoke", f"--workdir={tmp_path}")
+  records = report.read(tmp_path / "results.jsonl")
+  assert [r["dataset"] for r in records] == ["chat", "code", "maths", "all"] and records[-1]["n_rounds"] == sum(r["n_rounds"] for r in records[:3])
+  assert calibrate.load(tmp_path / "tiny_dspark", records[0]["drafter"]["hash"], 7).samples > 0
+  assert (tmp_path / "tiny_dspark" / "reliability.png").exists() and (tmp_path / "tiny_dspark" / "threshold_sweep.png").exists()
+  start("profile_sps", "--config=configs/tiny/sps.py:smoke", f"--workdir={tmp_path}")
+  table = cost.load(tmp_path / "sps_2.json", {"drafter": records[0]["drafter"]["hash"], "concurrency": 2})
+  assert table.tokens == (2, 8) and (tmp_path / "sps.png").exists()
