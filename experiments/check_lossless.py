@@ -134,7 +134,7 @@ def main(argv):
       drafter = dataclasses.replace(drafter, name=f"{drafter.name}, misreporting", model=Misreporting(drafter.model))
     gamma = drafter.model.draft_length
     drafters.append((drafter, [n for n in config.draft_lengths if n <= gamma] or [gamma]))
-  prompts = load_prompts(config, target)
+  prompts = {d: [p for p in ids if len(p) <= config.longest_prompt][: config.requests] for d, ids in load_prompts(config, target).items()}
   sampled = [t for t in config.temperatures if t > 0]
   cells = sum(len(lengths) for _, lengths in drafters) * len(config.batches) * len(prompts)
   tests = max(1, (cells + len(drafters) * len(prompts) + len(drafters) * len(prompts) * config.positions) * len(sampled) * len(config.top_ps))
