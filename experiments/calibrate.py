@@ -38,7 +38,7 @@ def recorded(config, target, drafter, prompts):
     done += specdec_jax.generate(
         target, drafter, filled, config.max_new_tokens, config.temperature, seed=[config.seed + start + i for i in range(config.batch)],
         record=True)[: len(part)]
-  return calibrate.blocks(done, target.config.eos, drafter.model.draft_length)
+  return calibrate.blocks(done, target.config.eos, drafter.model.draft_length, config.max_new_tokens)
 
 
 def reliability_diagram(found, path) -> None:

@@ -26,6 +26,7 @@ from specdec_jax.verify import SparseDistribution
 
 common.define("configs/tiny/lossless.py")
 FALSE_ALARM = 0.01  # Probability that a run of right samples, all its tests together, is called a fault.
+SINGLE_Z = 6.0  # Of one run: a few hundred tokens whose log p has a long tail are not yet normal that far out.
 COLUMNS = (
     ("drafter", "drafter.name", ""), ("data set", "dataset", ""), ("T", "temperature", "g"), ("top-p", "metrics.top_p", "g"), ("rule", "rule", ""),
     ("runs", "metrics.runs", ""), ("equal texts", lambda r: r["metrics"]["equal"], ""), ("largest gap", "metrics.largest_gap", ".2g"),
@@ -38,14 +39,6 @@ class Misreporting:
   """A drafter that drafts the best tokens of its q and says that it drew them: a fault that the check must find."""
 
   honest: DraftModel
-
-  @property
-  def taps(self):
-    return self.honest.taps
-
-  @property
-  def draft_length(self):
-    return self.honest.draft_length
 
   def __getattr__(self, name):
     return getattr(self.honest, name)
@@ -74,7 +67,7 @@ def check_greedy(config, target, drafters, prompts, tick):
   plain = {b: decode(config, target, None, prompts, b, [0] * len(prompts), config.max_new_tokens) for b in config.batches}
   for drafter, lengths in drafters:
     equal = total = 0
-    gaps, parted, late = [], [], []
+    gaps, parted, late, failed = [], [], [], []
     for batch, length in itertools.product(config.batches, lengths):
       tick(f"{drafter.name}, {length} drafts, batch {batch}")
       done = decode(config, target, drafter, prompts, batch, [0] * len(prompts), config.max_new_tokens, draft_length=length)
@@ -83,14 +76,15 @@ def check_greedy(config, target, drafters, prompts, tick):
       for i, (prompt, c) in enumerate(zip(prompts, done)):
         if c.tokens != plain[batch][i].tokens or length == lengths[0]:  # Equal texts need reading once.
           forced = lossless.teacher_force(target, prompt, c.tokens)
-          gaps.append(float(forced.gap.max()))
-          late += [(i, int(k)) for k in (forced.gap > forced.tie).nonzero()[0]]
+          gaps.append(float(forced.gap.max(initial=0.0)))
+          late += [(i, int(k)) for k in (~(forced.gap <= forced.tie)).nonzero()[0]]
+      failed += [c.error for c in done if c.error]
     contract = 1 if target.dtype == "float32" else 2
-    holds = not late and (not parted if contract == 1 else all(d["near_tie"] for d in parted))
+    holds = not late and not failed and (not parted if contract == 1 else all(d["near_tie"] for d in parted))
     yield drafter, {
         "contract": contract, "identical": equal, "n": total, "holds": holds}, {
         "runs": len(lengths) * len(config.batches), "equal": f"{equal}/{total}", "largest_gap": max(gaps), "divergences": parted[:20],
-        "beyond_a_near_tie": late[:20]}
+        "beyond_a_near_tie": late[:20], "errors": failed[:5]}
 
 
 def check_sampled(config, target, drafters, prompts, tests, tick, **settings):
@@ -114,7 +108,7 @@ def check_sampled(config, target, drafters, prompts, tests, tick, **settings):
       samples += first(run(one, config.positions))
     found = lossless.two_samples(samples, plain, config.positions)
     together = sum(z) / len(z) ** 0.5  # Independent standard normals, if all is well: their sum sees what no single one does.
-    holds = all(abs(x) <= limit for x in [*z, together]) and min(found.p_value) >= alpha
+    holds = all(abs(x) <= max(limit, SINGLE_Z) for x in z) and abs(together) <= limit and min(found.p_value) >= alpha
     worst = max(range(config.positions), key=lambda k: found.total_variation[k] - found.noise_floor[k])
     yield drafter, {"contract": 3, "identical": None, "n": len(prompts) * len(z) + len(samples), "holds": holds}, {
         "runs": len(z), "equal": None, "largest_z": max(map(abs, z)), "pooled_z": together, "z": z, "smallest_p": min(found.p_value),
@@ -163,7 +157,7 @@ def main(argv):
   faults = [r for r in records if not r["lossless"]["holds"]]
   for r in faults:
     screen.print(f"FAULT {r['drafter']['name']}, {r['dataset']}, temperature {r['temperature']:g}: " + str({
-        k: v for k, v in r["metrics"].items() if v is not None and k in ("divergences", "beyond_a_near_tie", "largest_z", "pooled_z", "smallest_p", "alpha")}))
+        k: v for k, v in r["metrics"].items() if v is not None and k in ("divergences", "beyond_a_near_tie", "errors", "largest_z", "pooled_z", "smallest_p", "alpha")}))
   if faults:
     raise SystemExit(1)
 

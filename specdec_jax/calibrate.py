@@ -50,7 +50,7 @@ def load(folder: str | pathlib.Path, drafter: str, length: int) -> Calibration |
   missing = [f.name for f in dataclasses.fields(Calibration) if f.name not in found and f.name != "notes"]
   if missing:
     raise ValueError(f"{path} lacks {', '.join(missing)}")
-  out = Calibration(**{**found, "temperatures": tuple(found["temperatures"]), "notes": tuple(found.get("notes", ()))})
+  out = Calibration(**{**{k: v for k, v in found.items() if k in Calibration.__dataclass_fields__}, "temperatures": tuple(found["temperatures"]), "notes": tuple(found.get("notes", ()))})
   if out.drafter != drafter:
     raise ValueError(f"{path} was fitted on other weights (hash {out.drafter}, not {drafter}): run experiments/calibrate.py again")
   if len(out.temperatures) != length or not all(math.isfinite(t) and t > 0 for t in out.temperatures):
@@ -69,7 +69,7 @@ def fit(confidence_logits: Float["n L"], accepted: Int["n"], observed: Int["n"] 
   logits, accepted, observed = _checked(confidence_logits, accepted, observed)
   temperatures, before = np.ones(logits.shape[1]), np.ones(len(logits))
   for k in range(logits.shape[1]):
-    counts = (observed > k) & np.isfinite(logits[:, k])
+    counts = observed > k
     label = accepted[counts] > k
     if counts.sum() < FEWEST or min(label.sum(), (~label).sum()) < FEW_OF_ONE:
       if notes is not None:
@@ -77,7 +77,7 @@ def fit(confidence_logits: Float["n L"], accepted: Int["n"], observed: Int["n"] 
     else:
       errors = [ece(before[counts] * _sigmoid(logits[counts, k] / t), label) for t in GRID]
       temperatures[k] = GRID[int(np.argmin(errors))]
-    before = before * _sigmoid(np.where(np.isfinite(logits[:, k]), logits[:, k], -np.inf) / temperatures[k])
+    before = before * _sigmoid(logits[:, k] / temperatures[k])
   return temperatures
 
 
@@ -133,19 +133,21 @@ def auc(p: Float["n"], label: Bool["n"]) -> float | None:
   return float((right * (below + 0.5 * wrong)).sum() / (right.sum() * wrong.sum()))
 
 
-def blocks(completions: Sequence[Any], stops: Sequence[int], length: int) -> tuple[Float["n L"], Int["n"], Int["n"]]:
+def blocks(completions: Sequence[Any], stops: Sequence[int], length: int, cap: int) -> tuple[Float["n L"], Int["n"], Int["n"]]:
   """(confidence logits, accepted, observed) of all rounds of completions that were recorded (`generate(…, record=True)`).
 
-  What stands behind a drafted stop was never up to the target, so observed ends with it; a request's last round is left out where
-  its cap cut the tokens. Raises TruncatedBlocks where a schedule cut any block short of `length` drafts, ValueError without a
+  What stands behind a drafted stop was never up to the target, so observed ends with it. Rounds that the cap of `cap` new tokens
+  could have cut are left out, whatever became of them: to leave out those that it did cut would pick the short ones. Raises TruncatedBlocks where a schedule cut any block short of `length` drafts, ValueError without a
   record.
   """
   rows = []
   for c in completions:
     if c.confidences is None:
       raise ValueError("these completions hold no confidences: generate them with record=True")
-    rounds = list(zip(c.confidences, c.drafts, c.rounds, strict=True))
-    rows += rounds[:-1] if c.finish_reason == "length" else rounds
+    if c.error:
+      raise ValueError(f"a completion ended with an error: {c.error}")
+    before = 1 + np.cumsum([0, *(emitted for _, _, emitted in c.rounds)])
+    rows += [r for r, start in zip(zip(c.confidences, c.drafts, c.rounds, strict=True), before) if start + length + 1 <= cap]
   cut = sum(drafted != length for _, _, (drafted, _, _) in rows)
   if cut:
     raise TruncatedBlocks(f"{cut} of {len(rows)} blocks were cut short of {length} drafts: calibrate full blocks, schedule=\"fixed\"")
@@ -174,7 +176,8 @@ def describe(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sigmoid(x):
-  return 1 / (1 + np.exp(-x))
+  """0 for what is no number, as the schedules have it."""
+  return np.where(np.isnan(x), 0.0, 1 / (1 + np.exp(-np.clip(x, -700, 700))))
 
 
 def _checked(table, accepted, observed):

@@ -1,7 +1,7 @@
 """Speculative decoding as a pure round on a frozen state, and `generate`: a `lax.while_loop` over it.
 
 One round: draft → schedule → verify → accept → commit → extend the drafter's context (ALGORITHMS §1). Nothing is read
-by the host before the last request has ended.
+by the host before the last request has ended, but for stop texts, which it looks for every few rounds.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from specdec_jax.models.decoder import Decoder
 from specdec_jax.models.target import Target
 from specdec_jax.sampling import Role, Sampling, distribution, make_sampling, next_token, real_logits
 from specdec_jax.schedule import Schedule
-from specdec_jax.typing import Float, Int
+from specdec_jax.typing import Bool, Float, Int
 
 RUNNING, STOP, LENGTH, TARGET_FAULT, DRAFTER_FAULT = range(5)
 FINISH_REASONS = ("running", "stop", "length", "error", "error")
@@ -127,12 +127,13 @@ def decode_round(method: Method, params, drafter_params, state: DecodeState, sam
   sampling = sampling.replace(counts=state.counts)
   position = state.cache.lengths
   width = method.draft_length
-  make_keys = functools.partial(sampling.round_keys if method.rule == "block" else sampling.position_keys, state.emitted)
-  keys = make_keys(max(width, method.drafter.draft_length if method.drafter else 0) + 1)
+  own = method.rule == "block" or method.schedule is not None
+  make_keys = sampling.round_keys if own else sampling.position_keys
+  keys = make_keys(state.emitted, max(width, method.drafter.draft_length if method.drafter else 0) + 1)
   proposal = _propose(method, drafter_params, state, position, keys, sampling)
   keys = keys[:, : width + 1]
-  scheduled = jnp.where(running, _schedule(method, proposal), 0)
-  lengths = verify.usable_lengths(proposal.drafts, scheduled, method.decoder.config.vocab, verify.sound_rows(proposal.q))
+  scheduled = jnp.where(running, _schedule(method, proposal, running), 0)
+  lengths = verify.usable_lengths(proposal.drafts, scheduled, verify.sound_rows(proposal.q))
   drafter_fault = (lengths < scheduled) & jnp.take_along_axis(  # The draft that the block ends before, for want of numbers.
       jnp.pad(verify.malformed_rows(proposal.q), ((0, 0), (0, 1))), lengths[:, None], 1)[:, 0]
 
@@ -175,14 +176,14 @@ def _propose(method: Method, drafter_params, state: DecodeState, position, keys,
   return jax.tree.map(lambda x: x[:, : method.draft_length], proposal)
 
 
-def _schedule(method: Method, proposal: Proposal) -> Int["B"]:
+def _schedule(method: Method, proposal: Proposal, running: Bool["B"]) -> Int["B"]:
   full = jnp.full((proposal.drafts.shape[0],), method.draft_length, jnp.int32)
   if method.schedule is None or not method.draft_length:
     return full
   if proposal.confidence is None:
     raise ValueError("the drafter gives no confidences, so its drafts cannot be scheduled")
   scale = 1.0 if method.temperatures is None else jnp.asarray(method.temperatures[: method.draft_length])
-  lengths = method.schedule(jax.nn.sigmoid(proposal.confidence / scale))
+  lengths = method.schedule(jnp.where(running[:, None], jax.nn.sigmoid(proposal.confidence / scale), 0.0))  # The ended compete for nothing.
   if lengths.shape != full.shape or not jnp.issubdtype(lengths.dtype, jnp.integer):
     raise ValueError(f"a schedule gives integer lengths [B], {full.shape}, not {lengths.dtype} {lengths.shape}")
   return jnp.clip(lengths, 0, full)
@@ -241,12 +242,13 @@ def generate(
   """Decodes a batch of prompts (texts or token ids) to the end; lossless with any drafter, or with None.
 
   temperature 0 gives the target's own greedy text; otherwise its own distribution, with draws that depend on the request's
-  seed and output position only. Settings are one for all, or one a prompt; sampling_options: min_p, repetition_penalty,
+  seed and output position only (under the block rule or a schedule: on where its rounds began, too). Settings are one for all, or one a prompt; sampling_options: min_p, repetition_penalty,
   frequency_penalty, presence_penalty, logit_bias, banned, allowed (`specdec_jax.sampling.make_sampling`). stop: token ids, or
   texts, however they are spelled in tokens, besides the target's end-of-sequence ids (left out under ignore_eos).
   draft_length: drafts a round, at most the drafter's γ. logprobs: the target's own, before any setting.
   schedule: "fixed", or a function of the confidences [B,L] (calibrated, where the drafter has a calibration) to lengths [B]; keep
-  one function object, another one compiles anew. record: keep drafts and confidence logits of every round.
+  one function object, another one compiles anew. A schedule weighs requests against each other, so those that are sampled need seeds
+  of their own. record: keep drafts and confidence logits of every round.
 
   A prompt that cannot be served (empty, too long, no new tokens asked for, ids outside the vocabulary) gets a Completion with finish_reason
   "error" and leaves its batch mates alone. Raises ValueError for settings that are wrong for all, and NoPromptServed, a
@@ -274,6 +276,9 @@ def generate(
   for row, x in zip(tokens, ids):
     row[: len(x)] = x
   sampling = make_sampling(batch, target.vocab, temperature, top_k, top_p, seed, prompts=ids, **sampling_options)
+  if method.schedule is not None and sampling.temperature is not None and len(np.unique(jax.random.key_data(sampling.keys), axis=0)) < batch:
+    raise ValueError("a schedule with sampling needs another seed for each request (seed=[…] or None): equal ones share their noise, "
+                     "and one request's drafts would tell of the other's before those are admitted")
   stop_tokens, stop_texts = stops_of(target, stop, ignore_eos)
   stops = np.tile(stop_tokens, (batch, 1))
   limits = Limits(jnp.asarray(caps, jnp.int32), jnp.asarray(stops, jnp.int32))
@@ -313,7 +318,7 @@ def make_method(target: Target, drafter: Drafter | None, draft_length: int | Non
   """The static part of a run. Raises ValueError naming what does not fit the drafter."""
   if rule not in verify.RULES:
     raise ValueError(f"unknown acceptance rule {rule!r}; exact rules: {', '.join(verify.RULES)}")
-  if isinstance(schedule, str) and schedule != "fixed":
+  if schedule != "fixed" and not callable(schedule):
     raise ValueError(f"unknown schedule {schedule!r}: 'fixed', or a function of the confidences")
   if drafter is None and (draft_length is not None or callable(schedule) or record):
     raise ValueError("draft_length, schedule and record need a drafter")

@@ -94,7 +94,7 @@ def first_divergences(target: Target, prompts, ours: Sequence[Completion], plain
       continue
     one, other = (teacher_force(target, prompt, c.tokens[: at + 1], **settings) for c in (a, b))
     gap = abs(float(one.gap[-1] - other.gap[-1]))
-    out.append(Divergence(i, at, gap, gap <= max(one.tie[-1], 0.0)))
+    out.append(Divergence(i, at, gap, gap <= one.tie[-1]))
   return out
 
 
@@ -140,7 +140,7 @@ def _compare(a: Int["n"], b: Int["n"], rng: np.random.Generator, shuffles: int) 
   return _chi_square(count(together[: len(a)]), count(together[len(a) :])), distance(together), floor
 
 
-def _chi_square(a: Int["V"], b: Int["V"]) -> float:
+def _chi_square(a: Int["n"], b: Int["n"]) -> float:
   """p of the test that two histograms are of one distribution; cells of fewer than 10 in all are one cell."""
   rare = a + b < 10
   table = np.stack([np.append(x[~rare], x[rare].sum()) for x in (a, b)]).astype(float)

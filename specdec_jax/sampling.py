@@ -41,7 +41,7 @@ class Sampling:
 
   temperature [B] (None: every row is greedy), top_k [B] (0: off), top_p [B] (1: off), min_p [B] (0: off), bias [B,V],
   repetition [B] (1: off), frequency, presence [B] (0: off), keys [B]: one a request. prompt [B,V]: ids that stand in the
-  prompt; counts [B,V], or [B,T,V] for rows of their own: how often each id was emitted so far; both only with a penalty.
+  prompt; counts [B,V], or [B,T,V] behind `along`, for rows of their own: how often each id was emitted so far; both only with a penalty.
   vocab: real vocabulary size; logits may be padded beyond it.
   """
 
@@ -72,7 +72,8 @@ class Sampling:
     """Keys of a round whose first output position is `start`, one a slot, that no other round shares.
 
     Under keys by position a draft that was not kept is drawn and judged again with the same noise. That is exact only where
-    nothing of the round before depended on that noise: under the token rule, whose rejection looks at nothing behind it."""
+    nothing that was kept depended on that noise: under the token rule, whose rejection looks at nothing behind it, without a
+    schedule, through which it could reach a neighbour's length and from there the next round."""
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))
     return fold(jax.vmap(jax.random.fold_in)(self.keys, start), jnp.broadcast_to(len(Role) + jnp.arange(count), (start.shape[0], count)))
 

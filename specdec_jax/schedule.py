@@ -7,7 +7,10 @@ budget.
 
 Survival of draft k is the product of the confidences up to it. Confidences that are no probabilities (NaN, outside [0, 1])
 count as 0, and `invalid` counts them. Ties go by request, then position. sps [n]: verify steps per second, entry b-1 for a step of
-b tokens, the last one also for longer steps; every request has one token in a step without any draft.
+b tokens, up to all drafts of all requests (`CostTable.sps(most)`); every request has one token in a step without any draft.
+
+Exact on two conditions that `generate` keeps: no noise is drawn from twice (`Sampling.round_keys`), and requests that are
+scheduled together have seeds of their own. Else one request's drafts tell of another's, or of its own next ones, beforehand.
 """
 
 from collections.abc import Callable
@@ -60,23 +63,25 @@ def by_rank(confidence: Float["B L"], budget: Int[""] | int) -> Int["B"]:
 
 def asynchronous(confidence: Float["B L"], older: Float["B L"], sps: Float["n"]) -> Int["B"]:
   """As many drafts as `unconstrained` would have verified two rounds ago, on the confidences of then, admitted by rank of the
-  survival of now: exact, whatever the shape of sps, and known to the host before this round begins.
-
-  The older confidences must come from noise that this round does not draw again (`Sampling.round_keys`, not keys by output
-  position): else the budget knows drafts that it admits."""
+  survival of now: exact, whatever the shape of sps, and known to the host before this round begins."""
   return by_rank(confidence, unconstrained(older, sps).sum())
 
 
 def expected_throughput(confidence: Float["B L"], lengths: Int["B"], sps: Float["n"]) -> Float[""]:
   """Θ, expected tokens per second of one step that verifies `lengths` drafts: Σ(1 + survivals) · SPS(Σ(1 + lengths))."""
+  sps = _covering(sps, confidence)
   admitted = jnp.arange(confidence.shape[1]) < lengths[:, None]
   tokens = len(lengths) + lengths.sum()
-  return (len(lengths) + (survival(confidence) * admitted).sum()) * _steps(sps, tokens)
+  return (len(lengths) + (survival(confidence) * admitted).sum()) * sps[tokens - 1]
 
 
-def _steps(sps, tokens):
+def _covering(sps, confidence) -> Float["n"]:
+  """sps as an array. Raises ValueError where steps could be longer than its entries: tokens without a cost would be free."""
   sps = jnp.asarray(sps, jnp.float32)
-  return sps[jnp.clip(tokens, 1, len(sps)) - 1]
+  most = confidence.shape[0] * (1 + confidence.shape[1])
+  if sps.ndim != 1 or len(sps) < most:
+    raise ValueError(f"sps has {sps.size} entries for steps of up to {most} tokens: see CostTable.sps(most)")
+  return sps
 
 
 def _best_first(alive: Float["B L"]) -> Float["n"]:
@@ -97,5 +102,5 @@ def _throughput(confidence: Float["B L"], sps) -> tuple[Float["B L"], Float["n"]
   alive = survival(confidence)
   best_first = _best_first(alive)
   requests, count = confidence.shape[0], jnp.arange(confidence.size + 1)
-  theta = (requests + jnp.pad(jnp.cumsum(best_first), (1, 0))) * _steps(sps, requests + count)
+  theta = (requests + jnp.pad(jnp.cumsum(best_first), (1, 0))) * _covering(sps, confidence)[requests + count - 1]
   return alive, best_first, jnp.where(count <= (alive > 0).sum(), theta, -jnp.inf)

@@ -87,7 +87,7 @@ def accept(
     p, q = wider(p, q.shape[-1]), wider(q.astype(jnp.float32), vocab)
   if width:
     drawn = (drafts < vocab) | ((q.at(drafts) if isinstance(q, SparseDistribution) else _at(q, drafts)) > 0)
-    lengths = usable_lengths(drafts, lengths, jnp.iinfo(drafts.dtype).max, drawn & sound(p[:, :-1]) & sound_rows(q))
+    lengths = usable_lengths(drafts, lengths, drawn & sound(p[:, :-1]) & sound_rows(q))
     roles = jax.vmap(jax.vmap(lambda k: jax.random.fold_in(k, Role.ACCEPT)))(keys[:, :width])
     uniforms = jax.vmap(jax.vmap(jax.random.uniform))(roles)
     accepted, scale = accepted_block(p, q, drafts, lengths, uniforms) if rule == "block" else (accepted_prefix(p, q, drafts, lengths, uniforms), 1.0)
@@ -98,9 +98,9 @@ def accept(
   return Verdict(accepted, draw(key, next_distribution(p, q, accepted, lengths, scale), role))
 
 
-def usable_lengths(drafts: Int["B L"], lengths: Int["B"], vocab: int, usable: Bool["B L"] | bool = True) -> Int["B"]:
-  """`lengths`, cut before the first draft that is no token or not `usable`."""
-  real = (drafts >= 0) & (drafts < vocab) & (jnp.arange(drafts.shape[1]) < lengths[:, None]) & usable
+def usable_lengths(drafts: Int["B L"], lengths: Int["B"], usable: Bool["B L"]) -> Int["B"]:
+  """`lengths`, cut before the first draft that is a placeholder (-1) or not `usable`, which must not depend on what it is."""
+  real = (drafts >= 0) & (jnp.arange(drafts.shape[1]) < lengths[:, None]) & usable
   return jnp.cumprod(real, 1, dtype=jnp.int32).sum(1)
 
 

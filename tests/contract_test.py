@@ -1,6 +1,7 @@
 """The losslessness contracts on whole decoding runs: every kind of drafter, every setting, malformed numbers, stop texts."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax import decode, lossless
+from specdec_jax import decode, lossless, schedule
 from specdec_jax.sampling import distribution, make_sampling
 from tests import toys
 
@@ -160,6 +161,27 @@ def test_a_drafter_of_nan_is_named():
       assert not any(a for _, a, _ in c.rounds) and (temperature or c.tokens == p.tokens[: len(c.tokens)])
 
 
+def test_values_that_are_no_numbers():
+  """One channel of the value projection NaN: a masked row must not spread it, and its own row must not hide it."""
+  target = toys.target()
+  layers = target.params["layers"]
+  kernel = layers["1"]["attention"]["kv"]["kernel"]
+  spoil = kernel.at[:, 0, 1, 3].set(jnp.nan)
+  params = {**target.params, "layers": {**layers, "1": {**layers["1"], "attention": {**layers["1"]["attention"], "kv": {"kernel": spoil}}}}}
+  for d in (None, drafters(target, 59)["markov"]):
+    done = specdec_jax.generate(dataclasses.replace(target, params=params), d, PROMPTS[:2], 4, ignore_eos=True)
+    assert all(c.tokens == [] and "the target gave no distribution" in c.error for c in done)
+
+
+def test_ended_requests_compete_for_nothing():
+  """A budget shared by rank: when its neighbours have ended, a request gets all of it."""
+  target = toys.target()
+  drafter = toys.block_drafter(target, mask_id=59, block=5)
+  budget = functools.partial(schedule.by_rank, budget=4)
+  done = specdec_jax.generate(target, drafter, PROMPTS[:3], [2, 24, 2], ignore_eos=True, schedule=budget)
+  assert {drafted for drafted, _, _ in done[1].rounds[4:]} == {4}
+
+
 def test_malformed_prompt_ends_before_its_first_token():
   target = toys.target()
   done = specdec_jax.generate(broken_target(target, 58), None, [[58, 1], [1, 2]], 4, ignore_eos=True)
@@ -216,9 +238,12 @@ def test_rows_do_not_hear_their_neighbours():
   run = lambda rows, seeds, caps=24, **kw: [c.tokens for c in specdec_jax.generate(
       target, drafter, [prompts[i] for i in rows], caps, seed=seeds, ignore_eos=True, **kw)]
   order = jnp.arange(4)
-  alone = run([1], [7], temperature=1.0)[0]
+  whole = lambda confidence: jnp.full(len(confidence), 5)
   uneven = lambda confidence: jnp.where(order == 1, 5, jnp.where(order == 0, 0, 4))  # By slot, without a look at the drafts.
-  assert run(range(4), [1, 7, 3, 4], temperature=1.0, schedule=uneven)[1] == alone
+  assert run(range(4), [1, 7, 3, 4], temperature=1.0, schedule=uneven)[1] == run([1], [7], temperature=1.0, schedule=whole)[0]
+  with pytest.raises(ValueError, match="another seed for each request"):
+    run(range(4), 7, temperature=1.0, schedule=uneven)
+  alone = run([1], [7], temperature=1.0)[0]
   assert run(range(4), [1, 7, 3, 4], caps=[2, 24, 5, 1], temperature=1.0)[1] == alone
   assert run([3, 2, 0, 1], [5, 6, 9, 7], temperature=[0.0, 1.3, 0.7, 1.0])[3] == alone
   assert run([3, 1, 0, 2], 0) == [run([i], 0)[0] for i in (3, 1, 0, 2)]
@@ -241,9 +266,11 @@ def test_stop_texts():
     assert stop in target.tokenizer.decode(done[0].tokens) and stop not in target.tokenizer.decode(done[0].tokens[:-1])
     assert sum(e for _, _, e in done[0].rounds) == n - 1 and all(a <= e for _, a, e in done[0].rounds)
     assert (done[1].tokens, done[1].text) == (plain[1].tokens, plain[1].text)
-  special = specdec_jax.generate(target, None, prompts[:1], 40, stop=["<|im_end|>"], ignore_eos=True)[0]
-  assert special.tokens[-1] == target.tokenizer.id("<|im_end|>") or special.finish_reason == "length"
-  for wrong, message in (([""], "a stop text is empty"), (stop, "give a list")):
+  ends = target.tokenizer.id("<|im_end|>")
+  special = specdec_jax.generate(target, None, prompts[:1], 40, stop=["<|im_end|>"], ignore_eos=True, logit_bias={ends: 20.0})[0]
+  assert special.tokens[-1] == ends and special.finish_reason == "stop"
+  for wrong, message in (([""], "a stop text is empty"), (stop, "give a list"), (["a<|im_end|>"], "holds the special tokens"), ([1.5], "neither a text nor"),
+                         ([99999], "neither a text nor")):
     with pytest.raises(ValueError, match=message):
       specdec_jax.generate(target, None, prompts, 4, stop=wrong)
 

@@ -114,7 +114,7 @@ def mutant(name, t):
   """(chance, after, follows) of one mistake."""
   chance, after = run(t)
   depth = t.paths.shape[1]
-  p, q = np.asarray(t.p), np.pad(np.asarray(t.claimed if not isinstance(t.claimed, verify.SparseDistribution) else t.q), ((0, 0), (0, 1), (0, 0)))
+  p, q = np.asarray(t.p), np.pad(t.q, ((0, 0), (0, 1), (0, 0)))
   rejected = np.arange(depth + 1) < t.lengths[:, None]
   norm = lambda x: x / np.maximum(x.sum(-1, keepdims=True), 1e-9)
   at = np.take_along_axis(p[:, :depth], t.paths[..., None], -1)[..., 0]
@@ -222,18 +222,21 @@ def test_block_rule_is_never_shorter():
   assert min(gains) > -1e-6 and max(gains) > 0.05
 
 
-def test_block_accept_follows_its_probabilities():
-  """The compiled rule draws what `block_acceptance` says: frequencies of the accepted counts over many keys."""
-  n, depth, at = 20_000, 3, 11
-  t = tables(random_model(2), random_model(102, 0.5), depth)
+@pytest.mark.parametrize("rule, sparse", [("token", True), ("block", False)])
+def test_accept_follows_its_probabilities(rule, sparse):
+  """The compiled `accept` draws what the enumeration adds up: frequencies of counts and next tokens, at every length."""
+  n, depth, at = 10_000, 3, 11
+  t = tables(random_model(2), random_model(102, 0.5), depth, sparse)
   many = lambda x: jnp.broadcast_to(jnp.asarray(x)[at], (n, *x.shape[1:]))
-  verdict = jax.jit(verify.accept, static_argnames="rule")(
-      many(t.p), many(t.claimed), many(t.paths), jnp.full(n, depth), jax.random.split(jax.random.key(0), (n, depth + 1)), rule="block")
-  chance, after = (x[at] for x in run(t, "block"))
-  seen = np.zeros((depth + 1, VOCAB))
-  np.add.at(seen, (np.asarray(verdict.accepted), np.asarray(verdict.next_token)), 1 / n)
-  expected = chance[:, None] * after
-  assert np.all(np.abs(seen - expected) <= 4.5 * np.sqrt(expected * (1 - expected) / n) + 1e-9)
+  judge = jax.jit(verify.accept, static_argnames="rule")
+  for length in range(depth + 1):
+    lengths = jnp.full(n, length)
+    verdict = judge(many(t.p), jax.tree.map(many, t.claimed), many(t.paths), lengths, jax.random.split(jax.random.key(length), (n, depth + 1)), rule=rule)
+    chance, after = (np.asarray(x)[at] for x in outcomes(t.p, t.claimed, jnp.asarray(t.paths), jnp.full(len(t.paths), length), rule))
+    seen = np.zeros((depth + 1, VOCAB))
+    np.add.at(seen, (np.asarray(verdict.accepted), np.asarray(verdict.next_token)), 1 / n)
+    expected = chance[:, None] * after
+    assert np.all(np.abs(seen - expected) <= 4.5 * np.sqrt(expected * (1 - expected) / n) + 1e-9)
 
 
 def test_equal_distributions_stand_whole():

@@ -79,7 +79,10 @@ class Decoder(nn.Module):
         else:
           new = cache_lib.write_stacked(*buffers, index, k, v, start)
           rows = tuple(jax.lax.dynamic_index_in_dim(b, index, keepdims=False) for b in new)
-        return attend(attention.queries(h, angles), *(r.astype(h.dtype) for r in rows), seen), new
+        out = attend(attention.queries(h, angles), *(r.astype(h.dtype) for r in rows), seen)
+        if buffers is not None:  # The cache holds 0 for values that are no numbers; the row that they come from must not hide it.
+          out = jnp.where(jnp.isfinite(v).all((2, 3))[..., None, None, None], out, jnp.nan)
+        return out, new
 
       return self._layer().apply({"params": params}, x, mix)
 
