@@ -17,7 +17,7 @@ from rich import console as rich_console
 
 import specdec_jax
 from experiments import common
-from experiments.measure import load_prompts
+from experiments.measure import decode_all, load_prompts
 from specdec_jax import calibrate, report
 from specdec_jax.hub import find
 
@@ -31,13 +31,8 @@ COLUMNS = (
 
 def recorded(config, target, drafter, prompts):
   """Full blocks of all prompts: (confidence logits, accepted, observed)."""
-  done = []
-  for start in range(0, len(prompts), config.batch):
-    part = prompts[start : start + config.batch]
-    filled = [*part, *part[:1] * (config.batch - len(part))]
-    done += specdec_jax.generate(
-        target, drafter, filled, config.max_new_tokens, config.temperature, seed=[config.seed + start + i for i in range(config.batch)],
-        record=True)[: len(part)]
+  seeds = range(config.seed, config.seed + len(prompts))
+  done = decode_all(target, drafter, prompts, config.batch, config.max_new_tokens, seeds, temperature=config.temperature, record=True)
   return calibrate.blocks(done, target.config.eos, drafter.model.draft_length, config.max_new_tokens)
 
 
@@ -64,7 +59,9 @@ def sweep_plot(sweeps, path) -> None:
   figure = Figure(figsize=(4 * len(sweeps), 3.2), layout="constrained")
   for axes, (dataset, rows) in zip(np.atleast_1d(figure.subplots(1, len(sweeps))), sweeps.items()):
     at = [r["threshold"] for r in rows]
-    axes.stackplot(at, [r["accepted_drafts"] for r in rows], [r["rejected_drafts"] for r in rows], colors=(report.PALETTE[2], report.PALETTE[1]), labels=("accepted", "rejected"))
+    axes.stackplot(
+        at, [r["accepted_drafts"] for r in rows], [r["rejected_drafts"] for r in rows], colors=(report.PALETTE[2], report.PALETTE[1]),
+        labels=("accepted", "rejected"))
     axes.set(title=dataset, xlabel="threshold on survival", ylabel="drafts a round")
     rate = axes.twinx()
     rate.plot(at, [np.nan if r["draft_acceptance_rate"] is None else r["draft_acceptance_rate"] for r in rows], color="black", label="acceptance rate")

@@ -19,7 +19,7 @@ from rich import progress
 
 import specdec_jax
 from experiments import common
-from experiments.measure import load_prompts
+from experiments.measure import decode_all, load_prompts
 from specdec_jax import lossless, report
 from specdec_jax.drafters.base import Drafter, DraftModel
 from specdec_jax.verify import SparseDistribution
@@ -30,8 +30,8 @@ SINGLE_Z = 6.0  # Of one run: a few hundred tokens whose log p has a long tail a
 COLUMNS = (
     ("drafter", "drafter.name", ""), ("data set", "dataset", ""), ("T", "temperature", "g"), ("top-p", "metrics.top_p", "g"), ("rule", "rule", ""),
     ("runs", "metrics.runs", ""), ("equal texts", lambda r: r["metrics"]["equal"], ""), ("largest gap", "metrics.largest_gap", ".2g"),
-    ("|z| at most", "metrics.largest_z", ".2f"), ("pooled z", "metrics.pooled_z", "+.2f"), ("smallest p", "metrics.smallest_p", ".2g"), ("total variation", "metrics.total_variation", ".3f"),
-    ("by chance", "metrics.noise_floor", ".3f"), ("contract", "lossless.contract", ""), ("holds", lambda r: "yes" if r["lossless"]["holds"] else "NO", ""))
+    ("|z| at most", "metrics.largest_z", ".2f"), ("pooled z", "metrics.pooled_z", "+.2f"), ("smallest p", "metrics.smallest_p", ".2g"),
+    ("total variation", "metrics.total_variation", ".3f"), ("by chance", "metrics.noise_floor", ".3f"), ("contract", "lossless.contract", ""), ("holds", lambda r: "yes" if r["lossless"]["holds"] else "NO", ""))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,26 +51,16 @@ class Misreporting:
     return proposal.replace(drafts=jnp.take_along_axis(proposal.q.ids, best, -1)[..., 0])
 
 
-def decode(config, target, drafter, prompts, batch, seeds, count, **settings):
-  """Every prompt in batches of one size, a seed each."""
-  out = []
-  for start in range(0, len(prompts), batch):
-    part = list(range(start, min(start + batch, len(prompts))))
-    filled = part + part[:1] * (batch - len(part))
-    out += specdec_jax.generate(
-        target, drafter, [prompts[i] for i in filled], count, seed=[seeds[i] for i in filled], rule=config.rule, **settings)[: len(part)]
-  return out
-
-
 def check_greedy(config, target, drafters, prompts, tick):
   """One dict of figures for a drafter's greedy texts, all draft lengths and batch sizes together."""
-  plain = {b: decode(config, target, None, prompts, b, [0] * len(prompts), config.max_new_tokens) for b in config.batches}
+  run = lambda drafter, batch, **kw: decode_all(target, drafter, prompts, batch, config.max_new_tokens, [0] * len(prompts), rule=config.rule, **kw)
+  plain = {b: run(None, b) for b in config.batches}
   for drafter, lengths in drafters:
     equal = total = 0
     gaps, parted, late, failed = [], [], [], []
     for batch, length in itertools.product(config.batches, lengths):
       tick(f"{drafter.name}, {length} drafts, batch {batch}")
-      done = decode(config, target, drafter, prompts, batch, [0] * len(prompts), config.max_new_tokens, draft_length=length)
+      done = run(drafter, batch, draft_length=length)
       equal, total = equal + lossless.identical(done, plain[batch]), total + len(done)
       parted += [{"draft_length": length, "batch": batch, **dataclasses.asdict(d)} for d in lossless.first_divergences(target, prompts, done, plain[batch])]
       for i, (prompt, c) in enumerate(zip(prompts, done)):
@@ -96,16 +86,14 @@ def check_sampled(config, target, drafters, prompts, tests, tick, **settings):
   first = lambda done: [c.tokens for c in done]
   seeds = itertools.count(config.seed)
   take = lambda n: list(itertools.islice(seeds, n))
-  wide = max(config.batches)
-  plain = first(decode(config, target, None, [prompts[0]] * (config.samples * kinds), wide, take(config.samples * kinds), config.positions, **settings))
+  run = lambda drafter, texts, batch, count, **kw: decode_all(target, drafter, texts, batch, count, take(len(texts)), rule=config.rule, **settings, **kw)
+  plain = first(run(None, one * kinds, max(config.batches), config.positions))
   for drafter, lengths in drafters:
     z, samples = [], []
     for batch, length in itertools.product(config.batches, lengths):
       tick(f"{drafter.name}, {length} drafts, batch {batch}, {settings}")
-      run = lambda texts, count, batch=batch, length=length, drafter=drafter: decode(
-          config, target, drafter, texts, batch, take(len(texts)), count, draft_length=length, **settings)
-      z.append(lossless.surprisal_z(target, prompts, run(prompts, config.max_new_tokens), **settings))
-      samples += first(run(one, config.positions))
+      z.append(lossless.surprisal_z(target, prompts, run(drafter, prompts, batch, config.max_new_tokens, draft_length=length), **settings))
+      samples += first(run(drafter, one, batch, config.positions, draft_length=length))
     found = lossless.two_samples(samples, plain, config.positions)
     together = sum(z) / len(z) ** 0.5  # Independent standard normals, if all is well: their sum sees what no single one does.
     holds = all(abs(x) <= max(limit, SINGLE_Z) for x in z) and abs(together) <= limit and min(found.p_value) >= alpha

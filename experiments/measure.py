@@ -43,14 +43,15 @@ def load_prompts(config, target: Target) -> dict[str, list[list[int]]]:
   return out
 
 
-def decode_all(config, target: Target, drafter: Drafter | None, prompts: Sequence[list[int]], temperature: float, rule: str) -> list[Completion]:
-  """Every prompt, in batches of one size; request i has the seed config.seed + i."""
+def decode_all(
+    target: Target, drafter: Drafter | None, prompts: Sequence[list[int]], batch: int, new: int, seeds: Sequence[int], **settings,
+) -> list[Completion]:
+  """Every prompt, with its seed, in batches of one size: one shape to compile."""
   done = []
-  for start in range(0, len(prompts), config.batch):
-    part = prompts[start : start + config.batch]
-    filled = [*part, *part[:1] * (config.batch - len(part))]
-    seeds = [config.seed + start + i for i in range(config.batch)]
-    done += specdec_jax.generate(target, drafter, filled, config.max_new_tokens, temperature=temperature, seed=seeds, rule=rule)[: len(part)]
+  for start in range(0, len(prompts), batch):
+    rows = list(range(start, min(start + batch, len(prompts))))
+    filled = rows + rows[:1] * (batch - len(rows))
+    done += specdec_jax.generate(target, drafter, [prompts[i] for i in filled], new, seed=[seeds[i] for i in filled], **settings)[: len(rows)]
   return done
 
 
@@ -60,17 +61,19 @@ def measure(
   """All methods on the same prompts: one warm-up each, then the repeats in turn, so that drift hits all alike.
 
   Every drafter runs under each of the acceptance rules; they are one rule at temperature 0, and without a drafter."""
+  seeds = range(config.seed, config.seed + len(prompts))
+  decode = lambda drafter, rule: decode_all(target, drafter, prompts, config.batch, config.max_new_tokens, seeds, temperature=temperature, rule=rule)
   runs = []
   for drafter, rule in ((d, r) for r in rules for d in drafters if r == rules[0] or (d and temperature)):
     tick(f"warm-up {drafter.name if drafter else 'autoregressive'}")
     before, began = compiled(), time.perf_counter()
-    done = decode_all(config, target, drafter, prompts, temperature, rule)
+    done = decode(drafter, rule)
     runs.append(Run(drafter, rule, done, time.perf_counter() - began, compiled() - before, []))
   for _ in range(config.repeats):
     for run in runs:
       tick(run.drafter.name if run.drafter else "autoregressive")
       began = time.perf_counter()
-      again = decode_all(config, target, run.drafter, prompts, temperature, run.rule)
+      again = decode(run.drafter, run.rule)
       run.walls.append(time.perf_counter() - began)
       if [c.tokens for c in again] != [c.tokens for c in run.done]:
         raise RuntimeError("two runs with the same seeds gave different tokens")

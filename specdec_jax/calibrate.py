@@ -50,7 +50,8 @@ def load(folder: str | pathlib.Path, drafter: str, length: int) -> Calibration |
   missing = [f.name for f in dataclasses.fields(Calibration) if f.name not in found and f.name != "notes"]
   if missing:
     raise ValueError(f"{path} lacks {', '.join(missing)}")
-  out = Calibration(**{**{k: v for k, v in found.items() if k in Calibration.__dataclass_fields__}, "temperatures": tuple(found["temperatures"]), "notes": tuple(found.get("notes", ()))})
+  known = {k: v for k, v in found.items() if k in Calibration.__dataclass_fields__}
+  out = Calibration(**known | {"temperatures": tuple(found["temperatures"]), "notes": tuple(found.get("notes", ()))})
   if out.drafter != drafter:
     raise ValueError(f"{path} was fitted on other weights (hash {out.drafter}, not {drafter}): run experiments/calibrate.py again")
   if len(out.temperatures) != length or not all(math.isfinite(t) and t > 0 for t in out.temperatures):
@@ -108,8 +109,8 @@ def assess(survival: Float["n L"], accepted: Int["n"], observed: Int["n"] | None
   return out | {"bins": np.array(bins)}
 
 
-def reliability(p: Float["n"], label: Bool["n"], bins: int = BINS) -> Float["3 bins"]:
-  """Samples, summed predictions and summed outcomes of equal bins of the prediction."""
+def reliability(p: Float["n"], label: Bool["n"], bins: int = BINS) -> np.ndarray:
+  """[3,bins]: samples, summed predictions and summed outcomes of equal bins of the prediction."""
   at = np.clip((np.asarray(p) * bins).astype(int), 0, bins - 1)
   return np.stack([np.bincount(at, weights=w, minlength=bins) for w in (np.ones(len(at)), np.asarray(p, float), np.asarray(label, float))])
 
@@ -137,8 +138,8 @@ def blocks(completions: Sequence[Any], stops: Sequence[int], length: int, cap: i
   """(confidence logits, accepted, observed) of all rounds of completions that were recorded (`generate(…, record=True)`).
 
   What stands behind a drafted stop was never up to the target, so observed ends with it. Rounds that the cap of `cap` new tokens
-  could have cut are left out, whatever became of them: to leave out those that it did cut would pick the short ones. Raises TruncatedBlocks where a schedule cut any block short of `length` drafts, ValueError without a
-  record.
+  could have cut are left out, whatever became of them: to leave out those that it did cut would pick the short ones. Raises
+  TruncatedBlocks where a schedule cut any block short of `length` drafts, ValueError without a record.
   """
   rows = []
   for c in completions:

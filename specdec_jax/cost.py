@@ -38,6 +38,8 @@ class CostTable:
   def __post_init__(self):
     if not self.tokens or list(self.tokens) != sorted(set(self.tokens)) or self.tokens[0] < 1:
       raise ValueError(f"a cost table needs rising buckets from 1 token, not {list(self.tokens)}")
+    if len(self.spread) != len(self.tokens):
+      raise ValueError(f"a cost table needs one spread a bucket, not {list(self.spread)} for {list(self.tokens)}")
     if len(self.seconds) != len(self.tokens) or not all(math.isfinite(s) and s > 0 for s in self.seconds):
       raise ValueError(f"a cost table needs one positive time a bucket, not {list(self.seconds)} for {list(self.tokens)}")
 

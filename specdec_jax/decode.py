@@ -91,7 +91,9 @@ def cut(tokens: Int["B L"], count: Int["B"], emitted: Int["B"], limits: Limits) 
   return count, jnp.where(stopped, STOP, jnp.where(emitted + count >= limits.caps, LENGTH, RUNNING)).astype(jnp.int32)
 
 
-def prefill(method: Method, params, drafter_params, state: DecodeState, prompts: Int["B T"], lengths: Int["B"], sampling: Sampling, limits: Limits) -> DecodeState:
+def prefill(
+    method: Method, params, drafter_params, state: DecodeState, prompts: Int["B T"], lengths: Int["B"], sampling: Sampling, limits: Limits,
+) -> DecodeState:
   """Feeds the prompts, right-padded to [B,T], and emits each request's first token."""
   hidden, taps, cache = method.decoder.apply({"params": params}, prompts, state.cache, taps=method.taps)
   last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], 1)
@@ -114,8 +116,8 @@ def emit(state: DecodeState, tokens: Int["B L"], logits: Float["B L V"], count: 
   put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
   logprobs = state.logprobs
   if logprobs is not None:
-    mine = jnp.take_along_axis(jax.nn.log_softmax(real_logits(logits, sampling.vocab).astype(jnp.float32), -1), jnp.clip(tokens, 0)[..., None], -1)[..., 0]
-    logprobs = put(logprobs, mine, state.emitted)
+    every = jax.nn.log_softmax(real_logits(logits, sampling.vocab).astype(jnp.float32), -1)
+    logprobs = put(logprobs, jnp.take_along_axis(every, jnp.clip(tokens, 0)[..., None], -1)[..., 0], state.emitted)
   return state.replace(
       tokens=put(state.tokens, tokens, state.emitted), logprobs=logprobs, emitted=state.emitted + count,
       counts=sampling.replace(counts=state.counts).after(tokens, count).counts)
@@ -242,8 +244,9 @@ def generate(
   """Decodes a batch of prompts (texts or token ids) to the end; lossless with any drafter, or with None.
 
   temperature 0 gives the target's own greedy text; otherwise its own distribution, with draws that depend on the request's
-  seed and output position only (under the block rule or a schedule: on where its rounds began, too). Settings are one for all, or one a prompt; sampling_options: min_p, repetition_penalty,
-  frequency_penalty, presence_penalty, logit_bias, banned, allowed (`specdec_jax.sampling.make_sampling`). stop: token ids, or
+  seed and output position only (under the block rule or a schedule: on where its rounds began, too). Settings are one for all,
+  or one a prompt; sampling_options: min_p, repetition_penalty, frequency_penalty, presence_penalty, logit_bias, banned, allowed
+  (`specdec_jax.sampling.make_sampling`). stop: token ids, or
   texts, however they are spelled in tokens, besides the target's end-of-sequence ids (left out under ignore_eos).
   draft_length: drafts a round, at most the drafter's γ. logprobs: the target's own, before any setting.
   schedule: "fixed", or a function of the confidences [B,L] (calibrated, where the drafter has a calibration) to lengths [B]; keep
@@ -314,7 +317,10 @@ def find_stop_texts(target: Target, state: DecodeState, texts: Sequence[str], kn
   return out
 
 
-def make_method(target: Target, drafter: Drafter | None, draft_length: int | None, schedule: str | Schedule, rule: str, logprobs: bool, record: bool = False) -> Method:
+def make_method(
+    target: Target, drafter: Drafter | None, draft_length: int | None, schedule: str | Schedule, rule: str, logprobs: bool,
+    record: bool = False,
+) -> Method:
   """The static part of a run. Raises ValueError naming what does not fit the drafter."""
   if rule not in verify.RULES:
     raise ValueError(f"unknown acceptance rule {rule!r}; exact rules: {', '.join(verify.RULES)}")

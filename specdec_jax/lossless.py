@@ -45,7 +45,8 @@ def teacher_force(target: Target, prompt: Sequence[int], tokens: Sequence[int], 
   rows[1, 0, start : len(text)] = tokens
   sampling = make_sampling(1, target.vocab, temperature, prompts=[prompt], **settings)
   out = _forced(target.decoder, target.params, jnp.asarray(rows[0]), jnp.asarray(rows[1]), sampling)
-  return Forced(*(np.asarray(x, np.float64)[start - 1 : len(text) - 1] for x in out[:-1]), _tie(target, np.asarray(out[-1])[start - 1 : len(text) - 1]))
+  *found, best = (np.asarray(x, np.float64)[start - 1 : len(text) - 1] for x in out)
+  return Forced(*found, _tie(target, best))
 
 
 @functools.partial(jax.jit, static_argnums=0)

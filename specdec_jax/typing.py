@@ -8,6 +8,7 @@
   K  key/value heads                 A  anchors (blocks) of a training sequence
   G  query heads per kv head         M  tapped layers
   H  head dimension                  Y  stacked layers
+  n  entries of a table, samples of a statistic
 
 Every einsum and every shape in an annotation uses these letters only.
 """

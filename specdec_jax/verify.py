@@ -90,7 +90,10 @@ def accept(
     lengths = usable_lengths(drafts, lengths, drawn & sound(p[:, :-1]) & sound_rows(q))
     roles = jax.vmap(jax.vmap(lambda k: jax.random.fold_in(k, Role.ACCEPT)))(keys[:, :width])
     uniforms = jax.vmap(jax.vmap(jax.random.uniform))(roles)
-    accepted, scale = accepted_block(p, q, drafts, lengths, uniforms) if rule == "block" else (accepted_prefix(p, q, drafts, lengths, uniforms), 1.0)
+    if rule == "block":
+      accepted, scale = accepted_block(p, q, drafts, lengths, uniforms)
+    else:
+      accepted, scale = accepted_prefix(p, q, drafts, lengths, uniforms), 1.0
   else:
     accepted, scale, lengths = jnp.zeros((batch,), jnp.int32), 1.0, jnp.zeros_like(lengths)
   key = jnp.take_along_axis(keys, accepted[:, None], 1)[:, 0]

@@ -40,7 +40,7 @@ def test_files_and_refusals(tmp_path):
     cost.load(tmp_path / "none.json")
   for tokens, seconds in (((), ()), ((2, 1), (1.0, 1.0)), ((1, 2), (1.0,)), ((1,), (0.0,)), ((1,), (float("nan"),))):
     with pytest.raises(ValueError, match="a cost table needs"):
-      cost.CostTable(tokens, seconds, (0.0,) * len(seconds), {})
+      cost.CostTable(tokens, seconds, (0.0,) * len(tokens), {})
 
 
 def test_roofline():

@@ -44,7 +44,9 @@ def export(drafter: Drafter, folder: str | pathlib.Path, layout: str | None = No
   folder = pathlib.Path(folder)
   _save(folder, c.to_published(dtype), layout_lib.drafter_entries(c), params, drafter.model.transposed, dtype)
   if drafter.calibration:
-    dataclasses.replace(drafter.calibration, drafter=folder_lib.weights_hash(folder_lib.weight_files(folder))).save(folder)
+    note = f"fitted on weights {drafter.calibration.drafter}, exported as {dtype}"
+    digest = folder_lib.weights_hash(folder_lib.weight_files(folder))
+    dataclasses.replace(drafter.calibration, drafter=digest, notes=(*drafter.calibration.notes, note)).save(folder)
 
 
 def _save(folder: pathlib.Path, config, entries, params, transposed: bool, dtype: str) -> None:
