@@ -10,7 +10,7 @@ quickstart: $(STAMP)
 	$(BIN)/python -m experiments.quickstart
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 # What takes minutes: every shipped prompt, the training commands, the real model.
 test-slow: $(STAMP)
