@@ -59,8 +59,9 @@ def load(folder: str | pathlib.Path, drafter: str, length: int) -> Calibration |
   return out
 
 
-def fit(confidence_logits: Float["n L"], accepted: Int["n"], observed: Int["n"] | None = None, notes: list[str] | None = None) -> Float["L"]:
-  """One temperature a position, left to right: the one on GRID with the smallest ECE of the survival, earlier ones fixed.
+def fit(confidence_logits: Float["n L"], accepted: Int["n"], observed: Int["n"] | None = None, notes: list[str] | None = None,
+        grid: Float["n"] = GRID) -> Float["L"]:
+  """One temperature a position, left to right: the first one on `grid` with the smallest ECE of the survival, earlier ones fixed.
 
   accepted: drafts of each block that were accepted; observed: leading slots that count, all where None (a drafted end of
   sequence ends what counts); blocks must not have been cut by a schedule. A position with too few samples keeps 1, and
@@ -76,8 +77,8 @@ def fit(confidence_logits: Float["n L"], accepted: Int["n"], observed: Int["n"] 
       if notes is not None:
         notes.append(f"position {k + 1}: {int(counts.sum())} samples, {int(label.sum())} of them accepted; temperature 1")
     else:
-      errors = [ece(before[counts] * _sigmoid(logits[counts, k] / t), label) for t in GRID]
-      temperatures[k] = GRID[int(np.argmin(errors))]
+      errors = [ece(before[counts] * _sigmoid(logits[counts, k] / t), label) for t in grid]
+      temperatures[k] = grid[int(np.argmin(errors))]
     before = before * _sigmoid(logits[:, k] / temperatures[k])
   return temperatures
 
