@@ -30,24 +30,24 @@ def step(config, target, drafter, batch: int, length: int):
   """A function that runs one round of `batch` requests with `length` drafts behind `config.context` rows, and returns its seconds."""
   drafter = drafter if length else None
   method = decode.make_method(target, drafter, length or None, "fixed", "token", False)
-  state = decode.init_state(target, method, batch, config.context, config.max_new_tokens)
+  state = decode.init_state(target, method, batch, decode.room(config.context, config.max_new_tokens, method.draft_length))
   tokens = jnp.tile(jnp.arange(config.context) % target.vocab, (batch, 1)).astype(jnp.int32)
   sampling = make_sampling(batch, target.vocab, config.temperature, seed=list(range(batch)))
   limits = decode.Limits(jnp.full(batch, config.max_new_tokens, jnp.int32), jnp.full((batch, 4), -1, jnp.int32))
   weights = drafter.params if drafter else None
-  state = decode.prefill(method, target.params, weights, state, tokens, jnp.full(batch, config.context, jnp.int32), sampling, limits)
+  state, _ = decode.prefill(method, target.params, weights, state, tokens, jnp.full(batch, config.context, jnp.int32), sampling, limits)
   one_round = jax.jit(functools.partial(decode.decode_round, method), donate_argnums=2)
   held = [state]
 
   def run() -> float:
     began = time.perf_counter()
-    after = one_round(target.params, weights, held[0], sampling=sampling, limits=limits)
-    after.tokens.block_until_ready()
+    after, output, _ = one_round(target.params, weights, held[0], sampling=sampling, limits=limits)
+    output.tokens.block_until_ready()
     seconds = time.perf_counter() - began
     # The same context again; the arrays stay where they are.
     held[0] = after.replace(
         cache=after.cache.replace(lengths=jnp.full(batch, config.context, jnp.int32)), emitted=jnp.ones(batch, jnp.int32),
-        round_count=jnp.zeros(batch, jnp.int32), finish=jnp.full(batch, decode.RUNNING, jnp.int32))
+        finish=jnp.full(batch, decode.RUNNING, jnp.int32))
     return seconds
 
   return run

@@ -18,8 +18,9 @@ from specdec_jax import verify
 from specdec_jax.drafters.base import Drafter, DraftModel, Proposal
 from specdec_jax.models.cache import Cache
 from specdec_jax.models.decoder import Decoder
+from specdec_jax.models.rows import flatten
 from specdec_jax.models.target import Target
-from specdec_jax.sampling import Role, Sampling, distribution, make_sampling, next_token, real_logits
+from specdec_jax.sampling import Role, Sampling, adjusted, best_tokens, distribution, make_sampling, next_token, real_logits
 from specdec_jax.schedule import Schedule
 from specdec_jax.typing import Bool, Float, Int
 
@@ -31,25 +32,63 @@ STOP_TEXT_ROUNDS = 8  # Rounds between two looks for stop texts.
 
 @flax.struct.dataclass
 class DecodeState:
-  """Everything that a round reads and writes; donated.
+  """Everything that a round reads of the rounds before it; donated.
 
-  cache.lengths [B]: rows fed so far, which is the anchor's position; anchor [B]: the last emitted token, not yet fed.
-  tokens [B,T]: a row of output positions, the first `emitted` [B] of them written; logprobs likewise, the target's, or None.
-  rounds [B,T,3]: (drafted, accepted, emitted) of the first `round_count` [B] rounds; finish [B]: RUNNING, STOP, LENGTH or a
-  fault: target or drafter gave numbers that are no distribution. counts [B,V]: of the emitted tokens, for penalties, or None.
-  drafts, confidences [B,T,L]: of every round, or None.
+  cache.lengths [B]: rows fed so far, which is the anchor's position; anchor [B]: the last emitted token, not yet fed;
+  emitted [B]: tokens so far; finish [B]: RUNNING, STOP, LENGTH or a fault: target or drafter gave numbers that are no distribution.
+  counts [B,V]: of the emitted tokens, for penalties, or None.
   """
 
   cache: Cache
   drafter: Any
   anchor: Int["B"]
-  tokens: Int["B T"]
-  logprobs: Float["B T"] | None
   emitted: Int["B"]
-  rounds: Int["B T 3"]
-  round_count: Int["B"]
   finish: Int["B"]
   counts: Int["B V"] | None = None
+
+
+@flax.struct.dataclass
+class Draft:
+  """What is to be verified: the first `lengths` [B] drafts of a proposal; fault [B]: the draft behind them has no numbers."""
+
+  proposal: Proposal
+  lengths: Int["B"]
+  fault: Bool["B"]
+
+
+@flax.struct.dataclass
+class Verified:
+  """What the target says of a draft: logits [B,L+1,V], taps [B,L+1,M,D], and the cache with the rows written but not committed."""
+
+  logits: Float["B L V"]
+  taps: Float["B L M D"]
+  cache: Cache
+
+
+@flax.struct.dataclass
+class RoundOutput:
+  """What a round gave: the first `count` [B] of tokens [B,L+1] follow the `start` [B] ones before; drafted, accepted [B], of which
+  some may be cut off; ran [B]: whether the request took part; finish [B]: where that left it; logprobs [B,L+1], the target's, or None."""
+
+  start: Int["B"]
+  tokens: Int["B L"]
+  count: Int["B"]
+  drafted: Int["B"]
+  accepted: Int["B"]
+  ran: Bool["B"]
+  finish: Int["B"]
+  logprobs: Float["B L"] | None = None
+
+
+@flax.struct.dataclass
+class Transcript:
+  """All rounds of `generate`: tokens [B,T], a row of output positions, logprobs likewise or None; rounds [B,T,3]: (drafted,
+  accepted, emitted) of the first `round_count` [B] rounds; drafts, confidences [B,T,L]: of every round, or None."""
+
+  tokens: Int["B T"]
+  logprobs: Float["B T"] | None
+  rounds: Int["B T 3"]
+  round_count: Int["B"]
   drafts: Int["B T L"] | None = None
   confidences: Float["B T L"] | None = None
 
@@ -74,6 +113,7 @@ class Method:
   logprobs: bool = False
   temperatures: tuple[float, ...] | None = None  # of the confidence logits, before the schedule reads them
   record: bool = False  # drafts and confidence logits of every round
+  draft_positions: int | None = None  # that the drafter knows, where the target knows more
 
   @property
   def taps(self) -> tuple[int, ...]:
@@ -93,118 +133,200 @@ def cut(tokens: Int["B L"], count: Int["B"], emitted: Int["B"], limits: Limits) 
 
 def prefill(
     method: Method, params, drafter_params, state: DecodeState, prompts: Int["B T"], lengths: Int["B"], sampling: Sampling, limits: Limits,
-) -> DecodeState:
-  """Feeds the prompts, right-padded to [B,T], and emits each request's first token."""
-  hidden, taps, cache = method.decoder.apply({"params": params}, prompts, state.cache, taps=method.taps)
-  last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], 1)
-  logits = method.decoder.apply({"params": params}, last, method="logits")[:, 0]
-  sampling = sampling.replace(counts=state.counts)
-  first, _ = next_token(logits, sampling, sampling.position_keys(state.emitted, 1)[:, 0], Role.TARGET)
-  read = jnp.arange(prompts.shape[1]) < lengths[:, None]
-  first = jnp.where((jnp.isfinite(hidden).all(-1) | ~read).all(1), first, -1)
-  count, finish = cut(first[:, None], (first >= 0).astype(jnp.int32), state.emitted, limits)
-  finish = jnp.where(first < 0, TARGET_FAULT, finish)
+) -> tuple[DecodeState, RoundOutput]:
+  """Feeds whole prompts, right-padded to [B,T], and emits each request's first token."""
+  return first_token(method, params, *read(method, params, drafter_params, state, prompts, lengths), sampling, limits)
+
+
+def read(
+    method: Method, params, drafter_params, state: DecodeState, tokens: Int["B T"], lengths: Int["B"],
+) -> tuple[DecodeState, Float["B D"]]:
+  """Feeds the next `lengths` tokens of prompts: (state, final hidden state of each one's last token)."""
+  hidden, taps, cache = method.decoder.apply({"params": params}, tokens, state.cache, taps=method.taps)
+  last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], 1)[:, 0]
+  sound = (jnp.isfinite(hidden).all(-1) | (jnp.arange(tokens.shape[1]) >= lengths[:, None])).all(1)
+  start = state.cache.lengths
   if method.drafter:
-    positions = jnp.broadcast_to(jnp.arange(prompts.shape[1]), prompts.shape)
-    state = state.replace(drafter=method.drafter.extend(drafter_params, state.drafter, taps, prompts, positions, lengths))
-  return emit(state, first[:, None], logits[:, None], count, sampling).replace(
-      cache=cache.replace(lengths=lengths), anchor=jnp.maximum(first, 0), finish=finish)
+    positions = start[:, None] + jnp.arange(tokens.shape[1])
+    state = state.replace(drafter=method.drafter.extend(drafter_params, state.drafter, taps, tokens, positions, lengths))
+  return state.replace(cache=cache.replace(lengths=start + lengths), finish=jnp.where(sound, state.finish, TARGET_FAULT)), last
 
 
-def emit(state: DecodeState, tokens: Int["B L"], logits: Float["B L V"], count: Int["B"], sampling: Sampling) -> DecodeState:
-  """Appends the first `count` tokens of each row; later writes cover what stands behind them."""
-  put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
-  logprobs = state.logprobs
-  if logprobs is not None:
-    every = jax.nn.log_softmax(real_logits(logits, sampling.vocab).astype(jnp.float32), -1)
-    logprobs = put(logprobs, jnp.take_along_axis(every, jnp.clip(tokens, 0)[..., None], -1)[..., 0], state.emitted)
-  return state.replace(
-      tokens=put(state.tokens, tokens, state.emitted), logprobs=logprobs, emitted=state.emitted + count,
-      counts=sampling.replace(counts=state.counts).after(tokens, count).counts)
-
-
-def decode_round(method: Method, params, drafter_params, state: DecodeState, sampling: Sampling, limits: Limits) -> DecodeState:
-  """One round for every running request; the others stand still."""
-  running = state.finish == RUNNING
+def first_token(
+    method: Method, params, state: DecodeState, last: Float["B D"], sampling: Sampling, limits: Limits,
+) -> tuple[DecodeState, RoundOutput]:
+  """The token after a prompt whose last hidden state is `last`; none behind a prompt that ended in a fault."""
+  logits = method.decoder.apply({"params": params}, last[:, None], method="logits")
   sampling = sampling.replace(counts=state.counts)
-  position = state.cache.lengths
-  width = method.draft_length
-  own = method.rule == "block" or method.schedule is not None
-  make_keys = sampling.round_keys if own else sampling.position_keys
-  keys = make_keys(state.emitted, max(width, method.drafter.draft_length if method.drafter else 0) + 1)
-  proposal = _propose(method, drafter_params, state, position, keys, sampling)
-  keys = keys[:, : width + 1]
-  scheduled = jnp.where(running, _schedule(method, proposal, running), 0)
+  first, _ = next_token(logits[:, 0], sampling, sampling.position_keys(state.emitted, 1)[:, 0], Role.TARGET)
+  first = jnp.where(state.finish == RUNNING, first, -1)
+  count, finish = cut(first[:, None], (first >= 0).astype(jnp.int32), state.emitted, limits)
+  none, finish = jnp.zeros_like(count), jnp.where(first < 0, TARGET_FAULT, finish)
+  output = RoundOutput(state.emitted, first[:, None], count, none, none, none > 0, finish, _logprobs(method, logits, first[:, None], sampling.vocab))
+  return _emit(state, output, sampling).replace(anchor=jnp.maximum(first, 0)), output
+
+
+def _logprobs(method: Method, logits: Float["B L V"], tokens: Int["B L"], vocab: int) -> Float["B L"] | None:
+  """The target's, before any setting, where they are asked for."""
+  if not method.logprobs:
+    return None
+  every = jax.nn.log_softmax(real_logits(logits, vocab).astype(jnp.float32), -1)
+  return jnp.take_along_axis(every, jnp.clip(tokens, 0)[..., None], -1)[..., 0]
+
+
+def _emit(state: DecodeState, output: RoundOutput, sampling: Sampling) -> DecodeState:
+  return state.replace(
+      emitted=state.emitted + output.count, finish=output.finish, counts=sampling.after(output.tokens, output.count).counts)
+
+
+def decode_round(
+    method: Method, params, drafter_params, state: DecodeState, sampling: Sampling, limits: Limits,
+) -> tuple[DecodeState, RoundOutput, Proposal]:
+  """One round for every running request; the others stand still."""
+  made = draft(method, drafter_params, state, sampling)
+  verified = verify_draft(method, params, state, made)
+  return *commit(method, drafter_params, state, made, verified, sampling, limits), made.proposal
+
+
+def draft(
+    method: Method, drafter_params, state: DecodeState, sampling: Sampling, most: Int["B"] | None = None, budget: Int[""] | None = None,
+) -> Draft:
+  """Drafts and their schedule. most [B]: drafts of each request at most; budget: the schedule's second argument, if it has one."""
+  running = state.finish == RUNNING
+  proposal = _propose(method, drafter_params, state, sampling.replace(counts=state.counts))
+  if method.draft_positions is not None:  # Beyond them the drafter knows no positions: those requests go on without it.
+    known = state.cache.lengths + method.draft_length < method.draft_positions
+    most = jnp.where(known, method.draft_length if most is None else most, 0)
+  scheduled = jnp.where(running, _schedule(method, proposal, running, most, budget), 0)
   lengths = verify.usable_lengths(proposal.drafts, scheduled, verify.sound_rows(proposal.q))
-  drafter_fault = (lengths < scheduled) & jnp.take_along_axis(  # The draft that the block ends before, for want of numbers.
+  fault = (lengths < scheduled) & jnp.take_along_axis(  # The draft that the block ends before, for want of numbers.
       jnp.pad(verify.malformed_rows(proposal.q), ((0, 0), (0, 1))), lengths[:, None], 1)[:, 0]
+  return Draft(proposal, lengths, fault)
 
-  fed = jnp.concatenate([state.anchor[:, None], jnp.maximum(proposal.drafts, 0)], 1)
-  hidden, taps, cache = method.decoder.apply({"params": params}, fed, state.cache, taps=method.taps)
+
+def no_draft(batch: int) -> Draft:
+  """Nothing to verify: the round of a target alone."""
+  none = jnp.zeros((batch,), jnp.int32)
+  return Draft(Proposal(jnp.zeros((batch, 0), jnp.int32), jnp.zeros((batch, 0, 1))), none, none > 0)
+
+
+def _fed(state: DecodeState, made: Draft) -> Int["B L"]:
+  return jnp.concatenate([state.anchor[:, None], jnp.maximum(made.proposal.drafts, 0)], 1)
+
+
+def verify_draft(method: Method, params, state: DecodeState, made: Draft, bucket: int | None = None) -> Verified:
+  """The target's pass over anchors and drafts. bucket: rows to compute, at least Σ(1 + lengths) of the running requests; all
+  B·(1 + L) where None. Rows behind a request's own length are then undefined."""
+  fed = _fed(state, made)
+  rows = None if bucket is None else flatten(jnp.where(state.finish == RUNNING, 1 + made.lengths, 0), fed.shape[1], bucket)
+  hidden, taps, cache = method.decoder.apply({"params": params}, fed, state.cache, taps=method.taps, rows=rows)
   logits = method.decoder.apply({"params": params}, hidden, method="logits")
-  p = distribution(logits, sampling.along(proposal.drafts))
-  verdict = verify.accept(p, proposal.q, proposal.drafts, lengths, keys, method.rule)
+  if rows is not None:
+    logits, taps = rows.pad(logits), rows.pad(taps)
+  return Verified(logits, taps, cache)
 
-  slots = jnp.arange(width + 1)
-  tokens = jnp.where(slots == verdict.accepted[:, None], verdict.next_token[:, None], jnp.pad(proposal.drafts, ((0, 0), (0, 1))))
+
+def commit(
+    method: Method, drafter_params, state: DecodeState, made: Draft, verified: Verified, sampling: Sampling, limits: Limits,
+) -> tuple[DecodeState, RoundOutput]:
+  """Accepts, emits, commits the caches and extends the drafter's context."""
+  drafts, running = made.proposal.drafts, state.finish == RUNNING
+  sampling = sampling.replace(counts=state.counts)
+  if sampling.greedy:
+    verdict = verify.match(best_tokens(adjusted(verified.logits, sampling.along(drafts))), drafts, made.lengths)
+  else:
+    p = distribution(verified.logits, sampling.along(drafts))
+    verdict = verify.accept(p, made.proposal.q, drafts, made.lengths, _keys(method, state, sampling, drafts.shape[1] + 1), method.rule)
+
+  position, slots = state.cache.lengths, jnp.arange(drafts.shape[1] + 1)
+  tokens = jnp.where(slots == verdict.accepted[:, None], verdict.next_token[:, None], jnp.pad(drafts, ((0, 0), (0, 1))))
   count, finish = cut(tokens, verdict.accepted + (verdict.next_token >= 0), state.emitted, limits)
-  fault = jnp.where(verdict.next_token < 0, TARGET_FAULT, jnp.where(drafter_fault, DRAFTER_FAULT, RUNNING))
+  fault = jnp.where(verdict.next_token < 0, TARGET_FAULT, jnp.where(made.fault, DRAFTER_FAULT, RUNNING))
   finish = jnp.where(finish == RUNNING, fault, finish)
   count = jnp.where(running, count, 0)
   fed_rows = jnp.where(running, verdict.accepted + 1, 0)  # Rows whose tokens stand: the anchor and the accepted drafts.
   if method.drafter:
-    positions = position[:, None] + slots
-    state = state.replace(drafter=method.drafter.extend(drafter_params, state.drafter, taps, fed, positions, fed_rows))
-  record = jnp.stack([lengths, jnp.minimum(verdict.accepted, count), count], -1)
-  add = jax.vmap(lambda r, x, at: jax.lax.dynamic_update_slice(r, x[None].astype(r.dtype), (at, 0)))
-  rounds = add(state.rounds, record, state.round_count)
-  if method.record:
+    extended = method.drafter.extend(drafter_params, state.drafter, verified.taps, _fed(state, made), position[:, None] + slots, fed_rows)
+    state = state.replace(drafter=extended)
+  output = RoundOutput(
+      state.emitted, tokens, count, made.lengths, jnp.minimum(verdict.accepted, count), running, jnp.where(running, finish, state.finish),
+      _logprobs(method, verified.logits, tokens, sampling.vocab))
+  return _emit(state, output, sampling).replace(
+      cache=verified.cache.replace(lengths=position + fed_rows),
+      anchor=jnp.where(running, jnp.maximum(verdict.next_token, 0), state.anchor)), output
+
+
+def append(transcript: Transcript, output: RoundOutput, proposal: Proposal | None) -> Transcript:
+  """Appends a round, or the first token (no proposal); later writes cover what stands behind a row's count."""
+  put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new.astype(row.dtype), (at, *[0] * (row.ndim - 1))))
+  transcript = transcript.replace(
+      tokens=put(transcript.tokens, output.tokens, output.start),
+      logprobs=None if transcript.logprobs is None else put(transcript.logprobs, output.logprobs, output.start))
+  if proposal is None:
+    return transcript
+  at = transcript.round_count
+  counts = jnp.stack([output.drafted, output.accepted, output.count], -1)
+  if transcript.drafts is not None:
     if proposal.confidence is None:
       raise ValueError("the drafter gives no confidences to record")
-    state = state.replace(
-        drafts=add(state.drafts, proposal.drafts, state.round_count), confidences=add(state.confidences, proposal.confidence, state.round_count))
-  return emit(state, tokens, logits, count, sampling).replace(
-      cache=cache.replace(lengths=position + fed_rows),
-      anchor=jnp.where(running, jnp.maximum(verdict.next_token, 0), state.anchor), rounds=rounds,
-      round_count=state.round_count + running, finish=jnp.where(running, finish, state.finish))
+    transcript = transcript.replace(
+        drafts=put(transcript.drafts, proposal.drafts[:, None], at), confidences=put(transcript.confidences, proposal.confidence[:, None], at))
+  return transcript.replace(rounds=put(transcript.rounds, counts[:, None], at), round_count=at + output.ran)
 
 
-def _propose(method: Method, drafter_params, state: DecodeState, position, keys, sampling: Sampling) -> Proposal:
+def _keys(method: Method, state: DecodeState, sampling: Sampling, count: int):
+  """One key for each of the next `count` output positions, by position or by round: see `Sampling.round_keys`."""
+  own = method.rule == "block" or method.schedule is not None
+  return (sampling.round_keys if own else sampling.position_keys)(state.emitted, count)
+
+
+def _propose(method: Method, drafter_params, state: DecodeState, sampling: Sampling) -> Proposal:
   if method.drafter is None:
-    batch = position.shape[0]
-    return Proposal(jnp.zeros((batch, 0), jnp.int32), jnp.zeros((batch, 0, 1)))
-  full = method.drafter.draft_length
-  proposal = method.drafter.propose(drafter_params, state.drafter, state.anchor, position, keys[:, :full], sampling)
+    return no_draft(state.anchor.shape[0]).proposal
+  keys = _keys(method, state, sampling, method.drafter.draft_length)
+  proposal = method.drafter.propose(drafter_params, state.drafter, state.anchor, state.cache.lengths, keys, sampling)
   return jax.tree.map(lambda x: x[:, : method.draft_length], proposal)
 
 
-def _schedule(method: Method, proposal: Proposal, running: Bool["B"]) -> Int["B"]:
+def _schedule(method: Method, proposal: Proposal, running: Bool["B"], most: Int["B"] | None, budget: Int[""] | None) -> Int["B"]:
   full = jnp.full((proposal.drafts.shape[0],), method.draft_length, jnp.int32)
+  if most is not None:
+    full = jnp.clip(most, 0, full)
   if method.schedule is None or not method.draft_length:
     return full
   if proposal.confidence is None:
     raise ValueError("the drafter gives no confidences, so its drafts cannot be scheduled")
   scale = 1.0 if method.temperatures is None else jnp.asarray(method.temperatures[: method.draft_length])
-  lengths = method.schedule(jnp.where(running[:, None], jax.nn.sigmoid(proposal.confidence / scale), 0.0))  # The ended compete for nothing.
+  may = running[:, None] & (jnp.arange(method.draft_length) < full[:, None])  # The ended compete for nothing.
+  confidence = jnp.where(may, jax.nn.sigmoid(proposal.confidence / scale), 0.0)
+  lengths = method.schedule(confidence) if budget is None else method.schedule(confidence, budget)
   if lengths.shape != full.shape or not jnp.issubdtype(lengths.dtype, jnp.integer):
     raise ValueError(f"a schedule gives integer lengths [B], {full.shape}, not {lengths.dtype} {lengths.shape}")
   return jnp.clip(lengths, 0, full)
 
 
 _prefill = jax.jit(prefill, static_argnums=0, donate_argnums=3)
+_append = jax.jit(append, donate_argnums=0)
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
-def _decode(method: Method, params, drafter_params, state: DecodeState, sampling: Sampling, limits: Limits, most: jax.Array) -> DecodeState:
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=(3, 4))
+def _decode(
+    method: Method, params, drafter_params, state: DecodeState, transcript: Transcript, sampling: Sampling, limits: Limits, most: jax.Array,
+) -> tuple[DecodeState, Transcript]:
   """Rounds until every request has ended, at most `most`."""
-  step = functools.partial(decode_round, method, params, drafter_params, sampling=sampling, limits=limits)
+
+  def step(carried):
+    count, state, transcript = carried
+    state, output, proposal = decode_round(method, params, drafter_params, state, sampling, limits)
+    return count + 1, state, append(transcript, output, proposal)
+
   going = lambda x: (x[0] < most) & (x[1].finish == RUNNING).any()
-  return jax.lax.while_loop(going, lambda x: (x[0] + 1, step(state=x[1])), (jnp.int32(0), state))[1]
+  return jax.lax.while_loop(going, step, (jnp.int32(0), state, transcript))[1:]
 
 
 def compiled() -> int:
   """Executables that `generate` has compiled so far in this process."""
-  return _prefill._cache_size() + _decode._cache_size()
+  return _prefill._cache_size() + _append._cache_size() + _decode._cache_size()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +390,7 @@ def generate(
     raise ValueError(f"max_new_tokens must be an integer, or {batch} of them, not {max_new_tokens}")
   caps = np.broadcast_to(np.asarray(max_new_tokens), (batch,))
   method = make_method(target, drafter, draft_length, schedule, rule, logprobs, record)
-  ids, errors = zip(*(_prompt_ids(target, i, p, int(c)) for i, (p, c) in enumerate(zip(prompts, caps))))
+  ids, errors = zip(*(prompt_ids(target, i, p, int(c)) for i, (p, c) in enumerate(zip(prompts, caps))))
   if all(errors):
     raise NoPromptServed(list(errors))
   ids = [[0] if error else x for x, error in zip(ids, errors)]  # A bad row idles: it stops at its first token.
@@ -285,36 +407,49 @@ def generate(
   stop_tokens, stop_texts = stops_of(target, stop, ignore_eos)
   stops = np.tile(stop_tokens, (batch, 1))
   limits = Limits(jnp.asarray(caps, jnp.int32), jnp.asarray(stops, jnp.int32))
-  state = init_state(target, method, batch, tokens.shape[1], int(caps.max())).replace(counts=sampling.counts)
+  state = init_state(target, method, batch, room(tokens.shape[1], int(caps.max()), method.draft_length)).replace(counts=sampling.counts)
   sampling = sampling.replace(counts=None)  # From here on the state's.
   weights = drafter.params if drafter else None
-  state = _prefill(method, target.params, weights, state, jnp.asarray(tokens), jnp.asarray(lengths, jnp.int32), sampling, limits)
+  state, output = _prefill(method, target.params, weights, state, jnp.asarray(tokens), jnp.asarray(lengths, jnp.int32), sampling, limits)
+  transcript = _append(init_transcript(method, batch, int(caps.max())), output, None)
   run = functools.partial(_decode, method, target.params, weights, sampling=sampling, limits=limits)
   if not stop_texts:
-    return _completions(target, run(state, most=jnp.int32(2**31 - 1)), errors)
+    return _completions(target, *run(state, transcript, most=jnp.int32(2**31 - 1)), errors)
   ends = {}
   while True:
-    state = run(state, most=jnp.int32(STOP_TEXT_ROUNDS))
-    ends |= find_stop_texts(target, state, stop_texts, ends)
+    state, transcript = run(state, transcript, most=jnp.int32(STOP_TEXT_ROUNDS))
+    ends |= find_stop_texts(target, transcript, state.emitted, stop_texts, ends)
     ended = np.isin(np.arange(batch), list(ends))
     state = state.replace(finish=jnp.where(ended, STOP, state.finish))
     if not (state.finish == RUNNING).any():
-      return _completions(target, state, errors, ends)
+      return _completions(target, state, transcript, errors, ends)
 
 
-def find_stop_texts(target: Target, state: DecodeState, texts: Sequence[str], known) -> dict[int, tuple[int, str]]:
-  """Requests whose text so far holds a stop text: (tokens up to the one that completes it, the text before it)."""
+def find_stop_texts(target: Target, transcript: Transcript, emitted: Int["B"], texts: Sequence[str], known) -> dict[int, tuple[int, str]]:
+  """`find_stop_text` of every request that is not `known` to hold one and does."""
   out = {}
-  tokens, emitted = jax.device_get((state.tokens, state.emitted))
+  tokens, emitted = jax.device_get((transcript.tokens, emitted))
   for i, (row, n) in enumerate(zip(tokens, emitted)):
-    decode = lambda count, row=row: target.tokenizer.decode(row[:count].tolist()).rstrip("\ufffd")  # Half a character may follow.
-    holds = lambda text: any(s in text for s in texts)
-    if i in known or not holds(decode(n)):
-      continue
-    count = next(c for c in range(1, n + 1) if holds(decode(c)))
-    text = decode(count)
-    out[i] = count, text[: min(text.index(s) for s in texts if s in text)]
+    found = None if i in known else find_stop_text(target, row[:n].tolist(), texts)
+    if found:
+      out[i] = found
   return out
+
+
+def find_stop_text(target: Target, tokens: Sequence[int], texts: Sequence[str], before: int = 0) -> tuple[int, str] | None:
+  """(how many tokens it takes to complete one of the stop texts, the text before it), or None; the first `before` hold none."""
+  decode = lambda count: target.tokenizer.decode(tokens[:count]).rstrip("\ufffd")  # Half a character may follow.
+  holds = lambda text: any(s in text for s in texts)
+  if not holds(decode(len(tokens))):
+    return None
+  count = next(c for c in range(before + 1, len(tokens) + 1) if holds(decode(c)))
+  text = decode(count)
+  return count, text[: min(text.index(s) for s in texts if s in text)]
+
+
+def fault_text(finish: int, count: int) -> str | None:
+  """What a request that ended with a fault after `count` tokens says of it; None without one."""
+  return f"{FAULTS[finish]} gave no distribution for output token {count} (NaN or infinite numbers)" if finish in FAULTS else None
 
 
 def make_method(
@@ -336,9 +471,10 @@ def make_method(
   gamma = drafter.model.draft_length
   if draft_length is not None and (np.asarray(draft_length).dtype.kind not in "iu" or not 1 <= draft_length <= gamma):
     raise ValueError(f"draft_length must be from 1 to {gamma} for {drafter.name}, not {draft_length}")
+  known = drafter.config.model.max_positions if drafter.config else target.config.max_positions
   return Method(
       target.decoder, drafter.model, draft_length or gamma, None if schedule == "fixed" else schedule, rule, logprobs,
-      drafter.calibration.temperatures if drafter.calibration else None, record)
+      drafter.calibration.temperatures if drafter.calibration else None, record, known if known < target.config.max_positions else None)
 
 
 def stops_of(target: Target, stop: Sequence[int | str] | None, ignore_eos: bool) -> tuple[list[int], list[str]]:
@@ -368,7 +504,7 @@ def stops_of(target: Target, stop: Sequence[int | str] | None, ignore_eos: bool)
   return ids + [-1] * (round_up(max(len(ids), 1), 4) - len(ids)), texts
 
 
-def _prompt_ids(target: Target, index: int, prompt: str | Sequence[int], cap: int) -> tuple[list[int], str | None]:
+def prompt_ids(target: Target, index: int, prompt: str | Sequence[int], cap: int) -> tuple[list[int], str | None]:
   """Token ids of a prompt, and what is wrong with it, or None."""
   if isinstance(prompt, str):
     if target.tokenizer is None:
@@ -401,34 +537,38 @@ def round_up(n: int, step: int) -> int:
   return -(-n // step) * step
 
 
-def init_state(target: Target, method: Method, batch: int, prompt_length: int, cap: int) -> DecodeState:
-  """An empty state for prompts padded to `prompt_length` and at most `cap` new tokens a request.
-
-  Buffers have room behind the last token for one whole round, which may overshoot a cap. Their shapes follow from the
-  padded length and the cap alone, so that prompts of one bucket share a compilation.
-  """
-  width = method.draft_length + 1
-  length = round_up(prompt_length + cap + width, 128)
-  room = round_up(cap + width, 64)
+def init_state(target: Target, method: Method, batch: int, length: int) -> DecodeState:
+  """An empty state of `batch` slots, each with room for `length` tokens."""
   zeros = jnp.zeros((batch,), jnp.int32)
   return DecodeState(
-      cache=target.init_cache(batch, length),
-      drafter=method.drafter.init_state(batch, length) if method.drafter else None,
-      anchor=zeros, tokens=jnp.zeros((batch, room), jnp.int32),
-      logprobs=jnp.zeros((batch, room)) if method.logprobs else None, emitted=zeros + 0,
-      rounds=jnp.zeros((batch, room, 3), jnp.int32), round_count=zeros + 0, finish=zeros + 0,
-      drafts=jnp.zeros((batch, room, method.draft_length), jnp.int32) if method.record else None,
-      confidences=jnp.zeros((batch, room, method.draft_length)) if method.record else None)
+      cache=target.init_cache(batch, length), drafter=method.drafter.init_state(batch, length) if method.drafter else None,
+      anchor=zeros, emitted=zeros + 0, finish=zeros + 0)
 
 
-def _completions(target: Target, state: DecodeState, errors, ends=None) -> list[Completion]:
-  host = jax.device_get(state.replace(cache=None, drafter=None, counts=None))
+def room(prompt_length: int, cap: int, draft_length: int) -> int:
+  """Rows that a slot needs for a padded prompt and `cap` tokens: the last round may overshoot the cap by a whole block. It follows
+  from the padded length and the cap alone, so that prompts of one bucket share a compilation."""
+  return round_up(prompt_length + cap + draft_length + 1, 128)
+
+
+def init_transcript(method: Method, batch: int, cap: int) -> Transcript:
+  """An empty transcript of at most `cap` tokens a request, and a block more."""
+  width = round_up(cap + method.draft_length + 1, 64)
+  return Transcript(
+      tokens=jnp.zeros((batch, width), jnp.int32), logprobs=jnp.zeros((batch, width)) if method.logprobs else None,
+      rounds=jnp.zeros((batch, width, 3), jnp.int32), round_count=jnp.zeros((batch,), jnp.int32),
+      drafts=jnp.zeros((batch, width, method.draft_length), jnp.int32) if method.record else None,
+      confidences=jnp.zeros((batch, width, method.draft_length)) if method.record else None)
+
+
+def _completions(target: Target, state: DecodeState, transcript: Transcript, errors, ends=None) -> list[Completion]:
+  host, emitted, finish_codes = jax.device_get((transcript, state.emitted, state.finish))
   out = []
   for i, error in enumerate(errors):
     if error is not None:
       out.append(Completion([], None, "error", [], None, error))
       continue
-    n, text, finish = int(host.emitted[i]), None, int(host.finish[i])
+    n, text, finish = int(emitted[i]), None, int(finish_codes[i])
     rounds = [tuple(r) for r in host.rounds[i, : int(host.round_count[i])].tolist()]
     if ends and i in ends:
       n, text = ends[i]
@@ -437,9 +577,8 @@ def _completions(target: Target, state: DecodeState, errors, ends=None) -> list[
     kept = lambda x, i=i, rounds=rounds: None if x is None else x[i, : len(rounds)].tolist()
     if target.tokenizer and text is None:
       text = target.tokenizer.decode(tokens)
-    fault = f"{FAULTS[finish]} gave no distribution for output token {n} (NaN or infinite numbers)" if finish in FAULTS else None
     out.append(Completion(
-        tokens, text, FINISH_REASONS[finish], rounds, host.logprobs[i, :n].tolist() if host.logprobs is not None else None, fault,
+        tokens, text, FINISH_REASONS[finish], rounds, host.logprobs[i, :n].tolist() if host.logprobs is not None else None, fault_text(finish, n),
         kept(host.drafts), kept(host.confidences)))
   return out
 

@@ -287,6 +287,11 @@ def draw(keys: Key["B"], p: Float["B V"], role: Role | Int["B"]) -> Int["B"]:
   return jnp.where(sound(p), jax.vmap(jax.random.categorical)(keys, jnp.log(p)).astype(jnp.int32), -1)
 
 
+def best_tokens(adjust: Float["B T V"]) -> Int["B T"]:
+  """argmax of adjusted logits, lowest id on ties; -1 where they are malformed or every id is ruled out."""
+  return jnp.where(jnp.isfinite(adjust.max(-1)), jnp.argmax(adjust, -1).astype(jnp.int32), -1)
+
+
 def next_token(logits: Float["B V"], sampling: Sampling, key: Key["B"], role: Role, ids: Int["B C"] | None = None):
   """(token [B], the distribution [B,V] that it was drawn from); with `ids`, an index among the candidates and [B,C].
 
@@ -298,6 +303,6 @@ def next_token(logits: Float["B V"], sampling: Sampling, key: Key["B"], role: Ro
   if sampling.greedy:
     best = adjust.max(-1)
     chance = jnp.where(none, 0.0, jnp.where(jnp.isfinite(best), 1.0, jnp.nan))
-    return jnp.where(jnp.isfinite(best), jnp.argmax(adjust, -1).astype(jnp.int32), -1), chance[:, None]
+    return best_tokens(adjust), chance[:, None]
   p = jnp.where(none[:, None], 0.0, distribution(logits, sampling, ids))
   return draw(key, p, role), p

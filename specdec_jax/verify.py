@@ -101,6 +101,13 @@ def accept(
   return Verdict(accepted, draw(key, next_distribution(p, q, accepted, lengths, scale), role))
 
 
+def match(best: Int["B L"], drafts: Int["B L"], lengths: Int["B"]) -> Verdict:
+  """`accept` where p is one-hot throughout, at the tokens best [B,L+1] (-1: none): drafts stand while they are those. No noise."""
+  keep = (drafts == best[:, :-1]) & (drafts >= 0) & (jnp.arange(drafts.shape[1]) < lengths[:, None])
+  accepted = jnp.cumprod(keep, 1, dtype=jnp.int32).sum(1)
+  return Verdict(accepted, jnp.take_along_axis(best, accepted[:, None], 1)[:, 0])
+
+
 def usable_lengths(drafts: Int["B L"], lengths: Int["B"], usable: Bool["B L"]) -> Int["B"]:
   """`lengths`, cut before the first draft that is a placeholder (-1) or not `usable`, which must not depend on what it is."""
   real = (drafts >= 0) & (jnp.arange(drafts.shape[1]) < lengths[:, None]) & usable

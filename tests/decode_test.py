@@ -197,14 +197,17 @@ def test_rewound_caches_equal_a_fresh_prefill(plain):
   limits = decode.Limits(jnp.array([40, 40]), jnp.array([[-1], [-1]]))
   lengths = jnp.array([5, 8])
   prompts = jnp.asarray(np.array([PROMPTS[1] + [0] * 11, PROMPTS[2] + [0] * 8]), jnp.int32)
-  state = decode.init_state(target, method, 2, 16, 40)
-  state = decode.prefill(method, target.params, drafter.params, state, prompts, lengths, sampling, limits)
+  state = decode.init_state(target, method, 2, 64)
+  state, output = decode.prefill(method, target.params, drafter.params, state, prompts, lengths, sampling, limits)
+  texts = [output.tokens[b, :1].tolist() for b in range(2)]
   step, extend = jax.jit(decode.decode_round, static_argnums=0), jax.jit(drafter.model.extend)
   whole = jax.jit(lambda *args: target.decoder.apply({"params": target.params}, *args, taps=method.taps))
   for _ in range(4):
-    state = step(method, target.params, drafter.params, state, sampling, limits)
+    state, output, _ = step(method, target.params, drafter.params, state, sampling, limits)
+    for text, new, count in zip(texts, output.tokens, output.count):
+      text += new[:count].tolist()
   for b in range(2):
-    text = PROMPTS[1 + b] + state.tokens[b, : state.emitted[b] - 1].tolist()
+    text = PROMPTS[1 + b] + texts[b][:-1]
     assert state.cache.lengths[b] == state.drafter.lengths[b] == len(text)
     _, taps, cache = whole(jnp.array([text]), target.init_cache(1, 64))
     fresh = extend(drafter.params, drafter.model.init_state(1, 64), taps, None, jnp.arange(len(text))[None], jnp.array([len(text)]))

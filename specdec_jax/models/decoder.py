@@ -10,6 +10,7 @@ from specdec_jax.config import ModelConfig
 from specdec_jax.models import cache as cache_lib
 from specdec_jax.models.cache import Cache
 from specdec_jax.models.layers import Head, Layer, RMSNorm, attend, project_vocab, rotary_angles
+from specdec_jax.models.rows import Rows
 from specdec_jax.typing import Bool, Float, Int
 
 
@@ -51,19 +52,22 @@ class Decoder(nn.Module):
 
   def __call__(
       self, tokens: Int["B T"], cache: Cache | None = None, segments: Int["B T"] | None = None, taps: Sequence[int] = (),
+      rows: Rows | None = None,
   ) -> tuple[Float["B T D"], Float["B T M D"], Cache | None]:
     """Final-normed hidden states, the raw outputs of the tapped layers (-1: the embedding), and the written cache.
 
     With a cache, tokens follow each slot's committed rows; they are written there and the lengths stay as they were:
     committing is the caller's decision. Without one, `segments` [B,T] packs several texts in a row: 0 is padding, a token
     sees earlier tokens of its own segment only, and positions count from the segment's start.
+
+    rows: with a cache, the tokens that are computed; hidden states and taps are then [1,N,…], in their order.
     """
     c = self.config
     start = cache.lengths if cache is not None else None
     positions, visible = _cached_view(tokens, cache) if cache is not None else packed_view(tokens, segments)
-    angles = rotary_angles(c.rotary, positions)
+    angles = rotary_angles(c.rotary, positions if rows is None else rows.flat(positions))
     key_positions = jnp.arange(visible.shape[-1])[None, None] if cache is not None else positions[:, None, :]
-    x = jnp.take(self.embedding, tokens, axis=0, mode="clip")
+    x = jnp.take(self.embedding, tokens if rows is None else rows.flat(tokens), axis=0, mode="clip")
     buffers = (cache.keys, cache.values) if cache is not None else None
 
     def run(params, x, buffers, index, window):
@@ -71,18 +75,20 @@ class Decoder(nn.Module):
       seen = visible if window is None else visible & (positions[..., None] - key_positions < window)
 
       def mix(attention, h):
-        k, v = attention.keys_values(h, angles)
+        q, (k, v) = attention.queries(h, angles), attention.keys_values(h, angles)
+        if rows is not None:
+          q, k, v = map(rows.pad, (q, k, v))
         if buffers is None:
-          new, rows = None, (cache_lib.as_keys(k), cache_lib.as_values(v))
+          new, held = None, (cache_lib.as_keys(k), cache_lib.as_values(v))
         elif index is None:
-          new = rows = cache_lib.write_layer(*buffers, k, v, start)
+          new = held = cache_lib.write_layer(*buffers, k, v, start)
         else:
           new = cache_lib.write_stacked(*buffers, index, k, v, start)
-          rows = tuple(jax.lax.dynamic_index_in_dim(b, index, keepdims=False) for b in new)
-        out = attend(attention.queries(h, angles), *(r.astype(h.dtype) for r in rows), seen)
+          held = tuple(jax.lax.dynamic_index_in_dim(b, index, keepdims=False) for b in new)
+        out = attend(q, *(r.astype(h.dtype) for r in held), seen)
         if buffers is not None:  # The cache holds 0 for values that are no numbers; the row that they come from must not hide it.
           out = jnp.where(jnp.isfinite(v).all((2, 3))[..., None, None, None], out, jnp.nan)
-        return out, new
+        return out if rows is None else rows.flat(out), new
 
       return self._layer().apply({"params": params}, x, mix)
 

@@ -1,0 +1,832 @@
+"""Continuous batching: requests come and go while rounds of scheduled speculative decoding run over the slots that they hold.
+
+A round is draft → verify → commit, the functions of `decode` compiled one by one; only verify depends on the bucket, the number of
+rows that it computes. The host picks the bucket of a round from confidences of rounds before (`schedule.asynchronous`) and launches
+it while the round before still runs, so nothing waits for the device. Slots live in arrays of one of a few sizes; going from one to
+another re-orders them. After `warm_up` nothing compiles.
+"""
+
+import bisect
+import collections
+import dataclasses
+import datetime
+import functools
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from specdec_jax import calibrate, cost, decode, metrics, report
+from specdec_jax import schedule as schedules
+from specdec_jax.cost import CostTable, CostTableMissing
+from specdec_jax.decode import DRAFTER_FAULT, RUNNING, STOP, Completion, DecodeState, Draft, Limits, Method, RoundOutput, Verified
+from specdec_jax.drafters.base import Drafter
+from specdec_jax.hub import load_drafter
+from specdec_jax.models.cache import Cache
+from specdec_jax.models.target import Target
+from specdec_jax.sampling import Sampling, make_sampling
+from specdec_jax.typing import Bool, Float, Int
+
+NEEDS = ("greedy", "plain", "filtered", "full")  # What a batch of settings asks of the compiled code; each covers those before it.
+STOP_IDS = 8  # Stop tokens a request may have.
+SMOOTHING = 0.7  # Weight of the past in running means of confidences and acceptance.
+PROBE_EVERY = 64  # Rounds without any draft after which one is made, to see whether it would pay again.
+JUDGED_AFTER = 8  # Rounds with drafts before a request's drafts are judged.
+PAUSE, LONGEST_PAUSE = 16, 256  # Rounds that a request goes without drafts that do not pay; doubled every time.
+SHRINK_AFTER = 16  # Rounds that fewer slots must have been enough for.
+MOST_FAILURES = 5  # Of the device, in a row.
+
+
+class QueueFull(RuntimeError):
+  """The engine holds as many waiting requests as it was built for; try again later."""
+
+
+@flax.struct.dataclass
+class Settings:
+  """Sampling and limits by slot; bias and prompt [B,V] only where a request needs the full code. seeds [B,2]: the request's, and
+  which of the requests that have it now this one is."""
+
+  temperature: Float["B"]
+  top_k: Int["B"]
+  top_p: Float["B"]
+  min_p: Float["B"]
+  repetition: Float["B"]
+  frequency: Float["B"]
+  presence: Float["B"]
+  seeds: jax.Array
+  caps: Int["B"]
+  stops: jax.Array
+  bias: Float["B V"] | None = None
+  prompt: Bool["B V"] | None = None
+
+  def sampling(self, vocab: int, need: str) -> Sampling:
+    level = NEEDS.index(need)
+    having = lambda least, x: x if level >= NEEDS.index(least) else None
+    first = jax.vmap(jax.random.key)(self.seeds[:, 0])
+    keys = jnp.where(self.seeds[:, 1] == 0, first, jax.vmap(jax.random.fold_in)(first, self.seeds[:, 1]))
+    return Sampling(
+        temperature=having("plain", self.temperature), top_k=having("filtered", self.top_k), top_p=having("filtered", self.top_p), keys=keys,
+        vocab=vocab, min_p=having("filtered", self.min_p), bias=having("full", self.bias), repetition=having("full", self.repetition),
+        frequency=having("full", self.frequency), presence=having("full", self.presence), prompt=having("full", self.prompt))
+
+  @property
+  def limits(self) -> Limits:
+    return Limits(self.caps, self.stops)
+
+
+def _living(state: DecodeState, alive: Bool["B"]) -> DecodeState:
+  """With what the host has ended since."""
+  return state.replace(finish=jnp.where(alive, state.finish, STOP))
+
+
+def _first(method: Method, need: str, vocab: int, params, state: DecodeState, last, settings: Settings):
+  return decode.first_token(method, params, state, last, settings.sampling(vocab, need), settings.limits)
+
+
+def _draft(method: Method, need: str, vocab: int, drafter_params, state: DecodeState, settings: Settings, alive, most, budget) -> Draft:
+  return decode.draft(method, drafter_params, _living(state, alive), settings.sampling(vocab, need), most, budget)
+
+
+def _verify(method: Method, bucket: int, params, cache: Cache, state: DecodeState, made: Draft, alive) -> Verified:
+  return decode.verify_draft(method, params, _living(state.replace(cache=cache), alive), made, bucket)
+
+
+def _commit(
+    method: Method, need: str, vocab: int, drafter_params, state: DecodeState, cache: Cache, verified: Verified, made: Draft, settings: Settings,
+    alive,
+) -> tuple[DecodeState, RoundOutput]:
+  state, verified = _living(state.replace(cache=cache), alive), verified.replace(cache=cache)
+  return decode.commit(method, drafter_params, state, made, verified, settings.sampling(vocab, need), settings.limits)
+
+
+def _each_slot(stacked: bool, f: Callable, *states: DecodeState) -> DecodeState:
+  """f(axis of the slots, leaf of each state) over all leaves."""
+  buffers = jax.tree.map(functools.partial(f, int(stacked)), *((s.cache.keys, s.cache.values) for s in states))
+  rest = jax.tree.map(functools.partial(f, 0), *(s.replace(cache=s.cache.lengths) for s in states))
+  return rest.replace(cache=Cache(*buffers, rest.cache))
+
+
+def _insert(stacked: bool, state: DecodeState, row: DecodeState, slot: Int[""]) -> DecodeState:
+  return _each_slot(stacked, lambda axis, all, one: jax.lax.dynamic_update_slice_in_dim(all, one.astype(all.dtype), slot, axis), state, row)
+
+
+def _reorder(stacked: bool, state: DecodeState, order: Int["B"]) -> DecodeState:
+  return _each_slot(stacked, lambda axis, x: jnp.take(x, order, axis, mode="clip"), state)
+
+
+def _empty(target: Target, method: Method, length: int, emitted: Int["B"], counts: Int["B V"], finish: Int["B"]) -> DecodeState:
+  return decode.init_state(target, method, emitted.shape[0], length).replace(emitted=emitted, counts=counts, finish=finish)
+
+
+PROGRAMS = {
+    "empty": jax.jit(_empty, static_argnums=(0, 1, 2)),
+    "read": jax.jit(decode.read, static_argnums=0, donate_argnums=3),
+    "first": jax.jit(_first, static_argnums=(0, 1, 2), donate_argnums=4),
+    "insert": jax.jit(_insert, static_argnums=0, donate_argnums=1),
+    "reorder": jax.jit(_reorder, static_argnums=0),
+    "draft": jax.jit(_draft, static_argnums=(0, 1, 2)),
+    "verify": jax.jit(_verify, static_argnums=(0, 1), donate_argnums=3),
+    "commit": jax.jit(_commit, static_argnums=(0, 1, 2), donate_argnums=(4, 5)),
+}
+
+
+def compiled() -> int:
+  """Executables that engines have compiled so far in this process."""
+  return sum(p._cache_size() for p in PROGRAMS.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Served(Completion):
+  """A completion, and when: seconds from submission to the first token and to the end, and of every delivery (at, tokens).
+  speculation: whether it was drafted for, and why not where not. finish_reason may be "cancelled" or "deadline", too."""
+
+  ttft: float | None = None
+  latency: float = 0.0
+  deliveries: tuple[tuple[float, int], ...] = ()
+  speculation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  @property
+  def tpot(self) -> float | None:
+    """Seconds a token behind the first one."""
+    return None if len(self.tokens) < 2 else (self.deliveries[-1][0] - self.deliveries[0][0]) / (len(self.tokens) - 1)
+
+
+@dataclasses.dataclass
+class _Request:
+  """A request and what the host knows of it. epoch: how often it was put back into the queue."""
+
+  id: int
+  prompt: list[int]
+  settings: dict[str, Any]  # One row of each field of Settings.
+  need: str
+  stop_texts: list[str]
+  speculation: bool
+  submitted: float
+  deadline: float | None
+  why: str | None = None  # Why it is not drafted for.
+  tokens: list[int] = dataclasses.field(default_factory=list)
+  logprobs: list[float] = dataclasses.field(default_factory=list)
+  rounds: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
+  deliveries: list[tuple[float, int]] = dataclasses.field(default_factory=list)
+  survival: np.ndarray | None = None  # Running mean over its rounds.
+  gain: float | None = None  # Running mean of accepted drafts a verified one.
+  judged: int = 0
+  paused: int = 0
+  pause: int = PAUSE
+  epoch: int = 0
+  streamed: int = 0
+  served: Served | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Filling:
+  """A request whose text is being read: `done` of it so far, into `row`."""
+
+  request: _Request
+  text: list[int]
+  done: int
+  row: DecodeState
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flight:
+  """A launched round, or first token (bucket None), that was not read yet: who held its slots, at which epoch."""
+
+  requests: tuple[tuple[_Request, int] | None, ...]
+  bucket: int | None
+  output: RoundOutput
+  confidence: jax.Array | None
+
+
+def memory_plan(target: Target, drafter: Drafter | None, method: Method, slots: int, length: int) -> dict[str, int]:
+  """Bytes: of the weights (a table that both share counts once), of one slot's caches, of all of them, and at the peak, while
+  slots are re-ordered."""
+  size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+  shared = {id(x) for x in jax.tree.leaves(target.params)}
+  weights = size(target.params)
+  drafter_bytes = 0 if drafter is None else size([x for x in jax.tree.leaves(drafter.params) if id(x) not in shared])
+  slot = size(jax.eval_shape(lambda: decode.init_state(target, method, 1, length)))
+  return {"target_bytes": weights, "drafter_bytes": drafter_bytes, "slot_bytes": slot, "cache_bytes": slots * slot,
+          "peak_bytes": weights + drafter_bytes + 2 * slots * slot}
+
+
+def best_budget(survival: Float["n L"], rows: int, sps: Float["n"]) -> int:
+  """How many drafts `schedule.unconstrained` would verify, on the host: survival of the drafts of each request that may have some,
+  `rows` requests in all."""
+  best = -np.sort(-survival[survival > 0])
+  theta = (rows + np.concatenate([[0.0], np.cumsum(best)])) * sps[rows - 1 : rows + len(best)]
+  return int(np.argmax(theta))
+
+
+def _powers(slots: int) -> tuple[int, ...]:
+  """1, 4, 16, … and `slots`."""
+  return tuple(sorted({4**i for i in range(10) if 4**i < slots} | {slots}))
+
+
+def _chunk_bucket(n: int, chunk: int) -> int:
+  """Padded length of a part of a prompt: powers of two from 16, at most `chunk`."""
+  return min(max(16, 1 << (n - 1).bit_length()), chunk)
+
+
+_DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0, "frequency": 0.0, "presence": 0.0}
+
+
+def _stack(requests: Sequence[_Request | None], need: str, vocab: int) -> Settings:
+  """Settings of the slots that requests hold; those of an empty slot do not matter."""
+  dtype = lambda v: np.int32 if isinstance(v, int) else np.float32
+  column = lambda k, v: np.array([v if r is None else r.settings[k] for r in requests], dtype(v))
+  full = need == "full"
+  table = lambda k, dtype: np.stack([np.zeros(vocab, dtype) if r is None or r.settings[k] is None else r.settings[k] for r in requests]) if full else None
+  return Settings(
+      **{k: column(k, v) for k, v in _DEFAULTS.items()}, caps=column("caps", 1),
+      seeds=np.stack([np.zeros(2, np.uint32) if r is None else r.settings["seeds"] for r in requests]),
+      stops=np.stack([np.full(STOP_IDS, -1, np.int32) if r is None else r.settings["stops"] for r in requests]),
+      bias=table("bias", np.float32), prompt=table("prompt", bool))
+
+
+class Engine:
+  """A target, perhaps with a drafter, that serves requests as they come. One thread drives it, through `step` or what calls it.
+
+  slots: requests decoded at once, in arrays of one of the sizes `slot_buckets`; max_length: tokens of prompt and answer (None: 2048, or
+  as many as the target has positions).
+  schedule: "fixed" (draft_length drafts), "asynchronous" (by cost tables `sps`: one for each slot bucket, or one for all; `profile`
+  measures them), or a function of the confidences, for whose lengths the host has to wait. buckets: rows of a verify call, by
+  slot bucket; needs: what code is compiled for (NEEDS), requests that need more are refused. queue: requests that may wait. chunk:
+  prompt tokens read between two rounds. memory: bytes that caches may take; fewer slots where more do not fit. adaptive: pause
+  drafting for a request that it does not pay for. overlap: launch a round before the one before is read. drafter may be a name;
+  fallback: go on without a drafter that cannot be loaded or fails, and say so in every result, instead of raising.
+  inject: called with the name of every program before it is launched; may raise (for tests of faults).
+
+  Under a schedule a sampled text depends on what was scheduled beside it, though its distribution does not; under "fixed" and
+  rule "token" it depends on the request and its seed alone (`Sampling.round_keys`). Raises ValueError for settings that do not
+  fit, CostTableMissing for an asynchronous schedule without a table.
+  """
+
+  def __init__(
+      self, target: Target, drafter: Drafter | str | None = None, slots: int = 16, max_length: int | None = None,
+      schedule: str | schedules.Schedule = "asynchronous", sps: CostTable | Mapping[int, CostTable] | None = None, rule: str = "token",
+      draft_length: int | None = None, logprobs: bool = False, slot_buckets: Sequence[int] | None = None,
+      buckets: Mapping[int, Sequence[int]] | None = None, needs: Sequence[str] = NEEDS, queue: int = 1024, chunk: int = 128,
+      memory: int | None = None, adaptive: bool = True, overlap: bool = True, fallback: bool = False,
+      inject: Callable[[str], None] | None = None,
+  ):
+    self.why_off = None if drafter is not None else "no drafter"
+    if isinstance(drafter, str):
+      try:
+        drafter = load_drafter(drafter, target)
+      except (OSError, ValueError) as e:
+        if not fallback:
+          raise
+        drafter, self.why_off = None, f"the drafter cannot be loaded: {e}"
+    positions = target.config.max_positions
+    max_length = min(2048, positions) if max_length is None else max_length
+    if not 2 <= max_length <= positions:
+      raise ValueError(f"max_length {max_length} must be from 2 to the {positions} positions of {target.name}")
+    for name, value in (("slots", slots), ("queue", queue), ("chunk", chunk)):
+      if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value}")
+    if not needs or not set(needs) <= set(NEEDS):
+      raise ValueError(f"needs must be some of {', '.join(NEEDS)}, not {needs}")
+    self.asynchronous = schedule == "asynchronous" and drafter is not None
+    chosen = "fixed" if drafter is None else schedules.by_rank if self.asynchronous else schedule
+    self.method = decode.make_method(target, drafter, draft_length if drafter else None, chosen, rule, logprobs)
+    self.target, self.drafter, self.schedule = target, drafter, schedule if drafter else "fixed"
+    self.needs = tuple(n for n in NEEDS if n in needs)
+    self.max_length, self.length = max_length, decode.round_up(max_length + self.method.draft_length + 1, 128)
+    self.queue_limit, self.chunk, self.adaptive, self.overlap, self.fallback = queue, chunk, adaptive, overlap, fallback
+    if memory is not None:
+      slot = memory_plan(target, drafter, self.method, 1, self.length)["slot_bytes"]
+      if memory < slot:
+        raise ValueError(f"a slot of {max_length} tokens takes {slot} bytes, more than the {memory} of memory")
+      slots = min(slots, memory // slot)
+    self.slots, self.plan = slots, memory_plan(target, drafter, self.method, slots, self.length)
+    self.slot_buckets = tuple(sorted({s for s in slot_buckets or _powers(slots) if s < slots} | {slots}))
+    self.buckets = {s: self._grid(s, (buckets or {}).get(s)) for s in self.slot_buckets}
+    self.costs: dict[int, CostTable] = {}
+    self._sps: dict[int, np.ndarray] = {}
+    if sps is not None:
+      self.use_costs(sps)
+    self._inject = inject or (lambda program: None)
+    self._weights = drafter.params if drafter else None
+    self._none = {s: decode.no_draft(s) for s in self.slot_buckets}
+    self._speculate, self._warm = drafter is not None, None
+    self._queue: collections.deque[_Request] = collections.deque()
+    self._requests: dict[int, _Request] = {}
+    self._ids = itertools.count()
+    self._flights: collections.deque[_Flight] = collections.deque()
+    self._filling: _Filling | None = None
+    self._held: list[_Request | None] = [None] * self.slot_buckets[0]
+    self._state = self._empty(self.slot_buckets[0])
+    self._settings: dict[str, Settings] = {}
+    self._small = self._failures = 0
+    self.restarts: list[str] = []
+    self._reset()
+
+  def _reset(self) -> None:
+    """Forgets what was measured of requests."""
+    self._survival, self._undrafted, self._invalid = None, 0, 0
+    self._done: collections.deque[Served] = collections.deque(maxlen=4096)
+    self._counts = {name: collections.Counter() for name in ("bucket", "verify_tokens", "queue", "slots")}
+
+  def _grid(self, size: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
+    """Rows that a verify call of `size` slots may have: one a slot, every draft of every slot, and some between."""
+    most = size * (1 + self.method.draft_length)
+    return tuple(sorted({n for n in wanted or cost.buckets(most) if size < n < most} | {size, most}))
+
+  def _bucket(self, size: int, tokens: int) -> int:
+    """The smallest bucket that holds so many tokens."""
+    grid = self.buckets[size]
+    return grid[bisect.bisect_left(grid, tokens)]
+
+  def use_costs(self, sps: CostTable | Mapping[int, CostTable]) -> None:
+    """Cost tables for the asynchronous schedule and for judging drafts. Raises ValueError where one is missing."""
+    tables = dict.fromkeys(self.slot_buckets, sps) if isinstance(sps, CostTable) else dict(sps)
+    missing = [s for s in self.slot_buckets if s not in tables]
+    if missing:
+      raise ValueError(f"no cost table for {missing} slots; there are some for {sorted(tables)}")
+    self.costs = {s: tables[s] for s in self.slot_buckets}
+    for size, table in self.costs.items():
+      every = table.sps(self.buckets[size][-1])
+      self._sps[size] = np.array([every[self._bucket(size, n) - 1] for n in range(1, len(every) + 1)])
+
+  # Requests.
+
+  def submit(
+      self, prompt: str | Sequence[int], max_new_tokens: int = 64, seed: int | None = None, stop: Sequence[int | str] | None = None,
+      ignore_eos: bool = False, speculation: bool = True, deadline: float | None = None, **sampling_options,
+  ) -> int:
+    """Queues a request and returns its number. sampling_options: as of `generate` (temperature, top_k, …). speculation False: no
+    drafts for it. deadline: seconds from now after which it ends with what it has. Raises QueueFull, or ValueError for a
+    request that cannot be served."""
+    if len(self._queue) >= self.queue_limit:
+      raise QueueFull(f"{self.queue_limit} requests wait already")
+    ids, wrong = decode.prompt_ids(self.target, 0, prompt, max_new_tokens)
+    if wrong is None and len(ids) + max_new_tokens > self.max_length:
+      wrong = f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones do not fit a slot of {self.max_length}"
+    if wrong:
+      raise ValueError(wrong)
+    stop_ids, stop_texts = decode.stops_of(self.target, stop, ignore_eos)
+    stop_ids = [i for i in stop_ids if i >= 0]
+    if len(stop_ids) > STOP_IDS:
+      raise ValueError(f"{len(stop_ids)} stop tokens; a request may have {STOP_IDS}")
+    if self.asynchronous and not self.costs:
+      raise CostTableMissing("the asynchronous schedule needs cost tables: Engine(sps=…), or engine.use_costs(engine.profile())")
+    made = make_sampling(1, self.target.vocab, seed=seed, prompts=[ids], **sampling_options)
+    need = ("full" if any(x is not None for x in (made.bias, made.counts)) else "greedy" if made.temperature is None else
+            "filtered" if any(x is not None for x in (made.top_k, made.top_p, made.min_p)) else "plain")
+    able = [n for n in self.needs if NEEDS.index(n) >= NEEDS.index(need)]
+    if not able:
+      raise ValueError(f"this request needs {need!r} sampling code; the engine was built for {', '.join(self.needs)}")
+    one = lambda x, default: default if x is None else np.asarray(x)[0]
+    row = {k: one(getattr(made, k), v) for k, v in (_DEFAULTS | {"bias": None, "prompt": None}).items()}
+    row |= {"caps": max_new_tokens, "stops": np.array(stop_ids + [-1] * (STOP_IDS - len(stop_ids)), np.int32),
+            "seeds": np.array([secrets.randbits(32) if seed is None else int(seed) % 2**32, 0], np.uint32)}
+    now = time.perf_counter()
+    request = _Request(
+        next(self._ids), ids, row, able[0], stop_texts, speculation and self.drafter is not None, now, None if deadline is None else now + deadline,
+        None if speculation else "the request asked for none")
+    self._requests[request.id] = request
+    self._queue.append(request)
+    return request.id
+
+  def cancel(self, number: int) -> None:
+    """Ends a request with what it has; nothing happens to one that has ended."""
+    request = self._request(number)
+    if request.served is None:
+      self._finish(request, "cancelled")
+
+  def stream(self, number: int) -> Iterator[list[int]]:
+    """The request's tokens as they are delivered, one list a round; drives the engine while it waits."""
+    request = self._request(number)
+    while True:
+      if len(request.tokens) > request.streamed:
+        new, request.streamed = request.tokens[request.streamed :], len(request.tokens)
+        yield new
+      elif request.served:
+        return
+      else:
+        self.step()
+
+  def result(self, number: int) -> Served:
+    """What a request got; drives the engine until it has ended. The engine forgets the request."""
+    request = self._request(number)
+    while request.served is None:
+      self.step()
+    return self._requests.pop(number).served
+
+  def run(self) -> None:
+    """Steps until nothing is left to do."""
+    while self.step():
+      pass
+
+  def set_speculation(self, on: bool) -> None:
+    """Turns drafting off, or on again, for all; contexts are kept up meanwhile."""
+    if on and self.method.drafter is None:
+      raise ValueError(f"there is nothing to draft with: {self.why_off}")
+    self._speculate, self.why_off = on, None if on else "turned off"
+
+  def _request(self, number: int) -> _Request:
+    if number not in self._requests:
+      raise KeyError(f"no request {number}: there never was, or its result was taken")
+    return self._requests[number]
+
+  # The loop.
+
+  def step(self) -> bool:
+    """Reads some of a prompt, launches a round, takes in the round before. False when there is nothing left to do."""
+    self._expire()
+    self._counts["queue"][len(self._queue)] += 1
+    try:
+      self._fill()
+      busy = any(self._held)
+      if busy:
+        self._round()
+      while len(self._flights) > (1 if busy and self.overlap else 0):
+        self._collect()
+    except jax.errors.JaxRuntimeError as e:
+      self._restart(f"{type(e).__name__}: {e}")
+    return bool(self._queue or self._filling or self._flights or any(self._held))
+
+  def _expire(self) -> None:
+    now = time.perf_counter()
+    for request in [*self._queue, *self._live(), *([self._filling.request] if self._filling else ())]:
+      if request.served is None and request.deadline is not None and now > request.deadline:
+        self._finish(request, "deadline")
+
+  def _live(self) -> list[_Request]:
+    return [r for r in self._held if r is not None]
+
+  def _fill(self) -> None:
+    """Reads the next chunk of a waiting prompt; whole prompts while nobody is kept waiting by that."""
+    while True:
+      while self._queue and self._queue[0].served:
+        self._queue.popleft()
+      if self._filling is not None and self._filling.request.served:
+        self._filling = None
+      if self._filling is None:
+        if not self._queue or len(self._live()) >= self.slots:
+          return
+        request = self._queue.popleft()
+        counts = np.zeros((1, self.target.vocab), np.int32)
+        np.add.at(counts[0], request.tokens, 1)  # It has some where it was interrupted.
+        row = self._empty(1, np.array([len(request.tokens)], np.int32), counts, RUNNING)
+        self._filling = _Filling(request, request.prompt + request.tokens, 0, row)
+      filling = self._filling
+      part = filling.text[filling.done : filling.done + self.chunk]
+      tokens = np.zeros((1, _chunk_bucket(len(part), self.chunk)), np.int32)
+      tokens[0, : len(part)] = part
+      row, last = self._launch("read", self.method, self.target.params, self._weights, filling.row, tokens, np.array([len(part)], np.int32))
+      self._filling = dataclasses.replace(filling, done=filling.done + len(part), row=row)
+      if self._filling.done == len(filling.text):
+        self._filling = None
+        self._admit(filling.request, row, last)
+      if any(self._held):
+        return
+
+  def _admit(self, request: _Request, row: DecodeState, last) -> None:
+    live = self._live()
+    if len(live) == len(self._held):
+      self._resize(min(s for s in self.slot_buckets if s > len(live)))
+    seeds = request.settings["seeds"]
+    if self.method.schedule is not None or self.method.rule == "block":  # Equal seeds would share their noise: see schedule.py.
+      taken = {int(r.settings["seeds"][1]) for r in live if r.settings["seeds"][0] == seeds[0]}
+      seeds[1] = next(i for i in itertools.count() if i not in taken)
+    row, output = self._launch(
+        "first", self.method, request.need, self.target.vocab, self.target.params, row, last, _stack([request], request.need, self.target.vocab))
+    slot = self._held.index(None)
+    self._state = self._launch("insert", self.target.decoder.stacked, self._state, row, np.int32(slot))
+    self._held[slot] = request
+    self._settings.clear()
+    self._fly((request,), None, output, None)
+
+  def _round(self) -> None:
+    """Launches a round over the slots."""
+    self._shrink()
+    held, size = tuple(self._held), len(self._held)
+    alive = np.array([r is not None for r in held])
+    most = np.array([0 if r is None else self._most(r) for r in held], np.int32)
+    need = max((r.need for r in self._live()), key=NEEDS.index)
+    if need not in self._settings:
+      self._settings[need] = jax.device_put(_stack(held, need, self.target.vocab))
+    budget, bucket = self._pick(held, most)
+    drafting = bucket != size
+    made = self._none[size]
+    if drafting:
+      try:
+        made = self._draft(need, self._settings[need], alive, most, budget)
+      except jax.errors.JaxRuntimeError:
+        raise
+      except Exception as e:  # A drafter's own failure need not take the requests with it.
+        if not self.fallback:
+          raise
+        self._drop_drafter(f"the drafter failed: {type(e).__name__}: {e}")
+        return self._round()
+      if bucket is None:
+        bucket = self._bucket(size, int(alive.sum() + np.asarray(made.lengths).sum()))
+    self._undrafted = 0 if drafting else self._undrafted + 1
+    output = self._judge(need, self._settings[need], alive, made, bucket)
+    self._counts["bucket"][bucket] += 1
+    self._counts["slots"][size] += 1
+    self._fly(held, bucket, output, made.proposal.confidence)
+
+  def _draft(self, need: str, settings: Settings, alive, most, budget: int | None) -> Draft:
+    return self._launch(
+        "draft", self.method, need, self.target.vocab, self._weights, self._state, settings, alive, most, None if budget is None else np.int32(budget))
+
+  def _judge(self, need: str, settings: Settings, alive, made: Draft, bucket: int) -> RoundOutput:
+    """Verifies and commits; the state is that after the round then."""
+    cache, rest = self._state.cache, self._state.replace(cache=None)
+    verified = self._launch("verify", self.method, bucket, self.target.params, cache, rest, made, alive)
+    self._state, output = self._launch(
+        "commit", self.method, need, self.target.vocab, self._weights, rest, verified.cache, verified.replace(cache=None), made, settings, alive)
+    return output
+
+  def _launch(self, program: str, *args):
+    self._inject(program)
+    return PROGRAMS[program](*args)
+
+  def _fly(self, requests, bucket, output, confidence) -> None:
+    for leaf in jax.tree.leaves((output, confidence)):
+      leaf.copy_to_host_async()
+    self._flights.append(_Flight(tuple(r and (r, r.epoch) for r in requests), bucket, output, confidence))
+
+  def _collect(self) -> None:
+    """Takes in the oldest round in flight: tokens, ends, confidences."""
+    flight = self._flights.popleft()
+    output, logits = jax.device_get((flight.output, flight.confidence))
+    survival = None
+    if logits is not None:
+      self._invalid += int(np.isnan(logits[output.ran]).sum())
+      survival = calibrate.survivals(logits, self.method.temperatures and self.method.temperatures[: logits.shape[1]])
+    verified = 0
+    for slot, (request, epoch) in enumerate(r or (None, 0) for r in flight.requests):
+      if request is None or request.served or request.epoch != epoch:
+        continue
+      if flight.bucket is not None:
+        if not output.ran[slot]:
+          continue
+        counts = int(output.drafted[slot]), int(output.accepted[slot]), int(output.count[slot])
+        request.rounds.append(counts)
+        verified += 1 + counts[0]
+        self._learn(request, counts, None if survival is None else survival[slot])
+      self._deliver(request, output, slot)
+    if flight.bucket is not None:
+      self._counts["verify_tokens"][verified] += 1
+
+  def _deliver(self, request: _Request, output: RoundOutput, slot: int) -> None:
+    new, finish = output.tokens[slot, : output.count[slot]].tolist(), int(output.finish[slot])
+    before = len(request.tokens)
+    request.tokens += new
+    if output.logprobs is not None:
+      request.logprobs += output.logprobs[slot, : len(new)].tolist()
+    if request.stop_texts:
+      end = decode.find_stop_text(self.target, request.tokens, request.stop_texts, before)
+      if end is not None:
+        count, text = end
+        new = request.tokens[before:count]
+        del request.tokens[count:], request.logprobs[count:]
+        request.rounds = decode.cut_rounds(request.rounds, count - 1)
+        request.deliveries.append((time.perf_counter() - request.submitted, len(new)))
+        return self._finish(request, "stop", text=text)
+    if new:
+      request.deliveries.append((time.perf_counter() - request.submitted, len(new)))
+    if finish == DRAFTER_FAULT and self.fallback:  # It goes on alone.
+      request.speculation, request.why = False, decode.fault_text(finish, len(request.tokens))
+      self._requeue([request])
+    elif finish != RUNNING:
+      self._finish(request, decode.FINISH_REASONS[finish], decode.fault_text(finish, len(request.tokens)))
+
+  def _finish(self, request: _Request, reason: str, error: str | None = None, text: str | None = None) -> None:
+    if text is None and self.target.tokenizer:
+      text = self.target.tokenizer.decode(request.tokens)
+    drafted = any(d for d, _, _ in request.rounds)
+    why = request.why or self.why_off
+    request.served = Served(
+        list(request.tokens), text, reason, list(request.rounds), list(request.logprobs) if self.method.logprobs else None, error,
+        ttft=request.deliveries[0][0] if request.deliveries else None, latency=time.perf_counter() - request.submitted,
+        deliveries=tuple(request.deliveries), speculation={"on": drafted, "why": why})
+    self._held = [None if r is request else r for r in self._held]
+    self._settings.clear()
+    self._done.append(request.served)
+
+  # Slots.
+
+  def _empty(self, size: int, emitted=None, counts=None, finish: int = STOP) -> DecodeState:
+    emitted = np.zeros(size, np.int32) if emitted is None else emitted
+    counts = np.zeros((size, self.target.vocab), np.int32) if counts is None else counts
+    return PROGRAMS["empty"](self.target, self.method, self.length, emitted, counts, np.full(size, finish, np.int32))
+
+  def _resize(self, size: int) -> None:
+    """Moves the running requests to the first of `size` slots."""
+    order = [i for i, r in enumerate(self._held) if r is not None]
+    held = [self._held[i] for i in order] + [None] * (size - len(order))
+    self._state = self._launch("reorder", self.target.decoder.stacked, self._state, np.array(order + [0] * (size - len(order)), np.int32))
+    self._held = held
+    self._settings.clear()
+
+  def _shrink(self) -> None:
+    """To fewer slots, when fewer have been enough for a while."""
+    enough = min(s for s in self.slot_buckets if s >= len(self._live()))
+    self._small = self._small + 1 if enough < len(self._held) else 0
+    if self._small >= SHRINK_AFTER:
+      self._resize(enough)
+      self._small = 0
+
+  def _requeue(self, requests: Sequence[_Request]) -> None:
+    """Gives up their slots; they come back in front of the queue and go on behind the tokens they have."""
+    for request in reversed(requests):
+      request.epoch += 1
+      self._queue.appendleft(request)
+    self._held = [None if r in requests else r for r in self._held]
+    self._settings.clear()
+
+  def _restart(self, why: str) -> None:
+    """After a failure of the device: what it held is lost, what was delivered is not."""
+    self._failures += 1
+    if self._failures > MOST_FAILURES:
+      raise RuntimeError(f"the device failed {self._failures} times in a row, last with {why}")
+    self.restarts.append(why)
+    lost = [*self._live(), *([self._filling.request] if self._filling else ())]
+    self._flights.clear()
+    self._filling = None
+    self._requeue([r for r in lost if r.served is None])
+    self._held = [None] * self.slot_buckets[0]
+    self._state = self._empty(self.slot_buckets[0])
+
+  def _drop_drafter(self, why: str) -> None:
+    """Goes on without the drafter, for good."""
+    self.method = decode.make_method(self.target, None, None, "fixed", self.method.rule, self.method.logprobs)
+    self._weights, self._speculate, self.why_off = None, False, why
+    self._state = self._state.replace(drafter=None)
+    if self._filling is not None:
+      self._queue.appendleft(self._filling.request)
+      self._filling = None
+
+  # What to verify.
+
+  def _most(self, request: _Request) -> int:
+    """Drafts that a request may have verified this round."""
+    if not self._speculate or not request.speculation:
+      return 0
+    if request.paused:
+      request.paused -= 1
+      return 0
+    return self.method.draft_length
+
+  def _pick(self, held: Sequence[_Request | None], most: Int["B"]) -> tuple[int | None, int | None]:
+    """(drafts that the schedule may admit, rows of the verify call). No budget where the lengths are fixed; no bucket where the
+    schedule has to be asked first."""
+    size, rows = len(held), sum(r is not None for r in held)
+    if not most.any():
+      return None, size
+    if self.method.schedule is None:
+      return None, self._bucket(size, rows + int(most.sum()))
+    if not self.asynchronous:
+      return None, None
+    known = [self._survival if r.survival is None else r.survival for r, m in zip(held, most) if m]
+    if any(k is None for k in known):
+      wanted = int(most.sum())
+    else:
+      wanted = best_budget(np.stack(known), rows, self._sps[size])
+      if not wanted and self._undrafted >= PROBE_EVERY:
+        wanted = len(known)
+    bucket = self._bucket(size, rows + wanted) if wanted else size
+    return bucket - rows, bucket
+
+  def _learn(self, request: _Request, counts: tuple[int, int, int], survival: Float["L"] | None) -> None:
+    """From a round of a request: what its drafts are worth."""
+    mean = lambda old, new: new if old is None else SMOOTHING * old + (1 - SMOOTHING) * new
+    self._failures = 0
+    if survival is not None and request.speculation:
+      request.survival = mean(request.survival, survival)
+      self._survival = survival if self._survival is None else 0.98 * self._survival + 0.02 * survival
+    drafted, accepted, _ = counts
+    if not drafted:
+      return
+    request.gain = mean(request.gain, accepted / drafted)
+    request.judged += 1
+    price = self._price()
+    if self.adaptive and price is not None and request.judged >= JUDGED_AFTER and request.gain < price:
+      request.paused, request.pause, request.judged = request.pause, min(2 * request.pause, LONGEST_PAUSE), 0
+    elif request.judged >= JUDGED_AFTER:
+      request.pause = PAUSE
+
+  def _price(self) -> float | None:
+    """What verifying one draft more costs, in tokens that the target alone would have made meanwhile."""
+    size = len(self._held)
+    if size not in self._sps:
+      return None
+    seconds, rows = 1 / self._sps[size], max(len(self._live()), 1)
+    most = rows * (1 + self.method.draft_length)
+    return float((seconds[most - 1] - seconds[rows - 1]) / (most - rows) * rows / seconds[rows - 1])
+
+  # Warm-up, cost, state of health.
+
+  def warm_up(self) -> int:
+    """Compiles everything that serving can need and returns how many programs that were. Raises RuntimeError while requests are served."""
+    self._check_idle("warm_up")
+    before, whole = compiled(), (self.method, self._weights)
+    alone = (decode.make_method(self.target, None, None, "fixed", self.method.rule, self.method.logprobs), None)
+    for used in [whole] + [alone] * (self.fallback and self.drafter is not None):
+      self.method, self._weights = used
+      row = self._empty(1, finish=RUNNING)
+      for n in sorted({_chunk_bucket(k, self.chunk) for k in range(1, self.chunk + 1)}):
+        row, last = PROGRAMS["read"](self.method, self.target.params, self._weights, row, np.zeros((1, n), np.int32), np.array([1], np.int32))
+      for need in self.needs:
+        table = _stack([None], need, self.target.vocab)
+        row, _ = PROGRAMS["first"](self.method, need, self.target.vocab, self.target.params, row, last, table)
+      for size in self.slot_buckets:
+        for other in self.slot_buckets:
+          PROGRAMS["reorder"](self.target.decoder.stacked, self._empty(other), np.zeros(size, np.int32))
+        self._state = PROGRAMS["insert"](self.target.decoder.stacked, self._empty(size), row, np.int32(0))
+        for need in self.needs:
+          for bucket in self.buckets[size] if self.method.drafter else (size,):
+            self._dry_round(size, need, bucket)
+    self.method, self._weights = whole
+    self._state = self._empty(self.slot_buckets[0])
+    self._held = [None] * self.slot_buckets[0]
+    self._reset()
+    self._warm = compiled()
+    return self._warm - before
+
+  def _dry_round(self, size: int, need: str, bucket: int) -> RoundOutput:
+    """A round for nobody."""
+    settings = jax.device_put(_stack([None] * size, need, self.target.vocab))
+    alive = np.ones(size, bool)
+    made = self._none[size]
+    if bucket != size:
+      most = np.full(size, self.method.draft_length, np.int32)
+      made = self._draft(need, settings, alive, most, bucket - size if self.asynchronous else None)
+    return self._judge(need, settings, alive, made, bucket)
+
+  def profile(self, context: int, repeats: int = 10, need: str = "plain") -> dict[int, CostTable]:
+    """A cost table for each slot bucket: rounds with every slot taken, `context` tokens each, drafting included where there are
+    rows for drafts. Compiles what it needs. Raises RuntimeError while requests are served, ValueError for a context that does not fit."""
+    self._check_idle("profile")
+    if not 1 <= context <= self.max_length:
+      raise ValueError(f"context {context} must be from 1 to {self.max_length} tokens")
+    tables = {}
+    for size in self.slot_buckets:
+      def step(bucket: int, size=size) -> float:
+        self._state = self._state.replace(
+            cache=self._state.cache.replace(lengths=jnp.full(size, context, jnp.int32)), finish=jnp.full(size, RUNNING, jnp.int32))
+        jax.block_until_ready(self._state)
+        began = time.perf_counter()
+        self._dry_round(size, need, bucket).tokens.block_until_ready()
+        return time.perf_counter() - began
+
+      self._state = self._empty(size)
+      made_from = {**self.manifest(), "slots": size, "context": context, "need": need, "date": datetime.date.today().isoformat()}
+      tables[size] = cost.measure({n: functools.partial(step, n) for n in self.buckets[size]}, repeats, made_from)
+    self._state = self._empty(self.slot_buckets[0])
+    self._held = [None] * self.slot_buckets[0]
+    return tables
+
+  def _check_idle(self, what: str) -> None:
+    if self._queue or self._filling or self._flights or any(self._held):
+      raise RuntimeError(f"{what} while requests are served: run() first")
+
+  def manifest(self) -> dict[str, Any]:
+    """What results of this engine depend on: weights, versions, device, schedule, calibration, cost tables."""
+    calibration = self.drafter.calibration if self.drafter else None
+    return {
+        "target": self.target.hash, "drafter": self.drafter.hash if self.drafter else None, "versions": report.versions(), "device": report.device(),
+        "schedule": self.schedule if isinstance(self.schedule, str) else getattr(self.schedule, "__name__", repr(self.schedule)),
+        "rule": self.method.rule, "draft_length": self.method.draft_length, "slots": self.slots, "max_length": self.max_length,
+        "calibration": dataclasses.asdict(calibration) if calibration else None,
+        "costs": {str(s): [list(t.tokens), list(t.seconds)] for s, t in self.costs.items()} or None}
+
+  def stats(self) -> dict[str, Any]:
+    """Of the requests that ended since `warm_up` (4096 at most): acceptance figures (METRICS.md); distributions of verify tokens, buckets,
+    slots and queue length over rounds and steps; health: what looks wrong, in words."""
+    drafted = [s for s in self._done if s.speculation["on"]]
+    found = metrics.acceptance([s.rounds for s in drafted])
+    rows = lambda name: dict(sorted(self._counts[name].items()))
+    total = lambda name: sum(n * c for n, c in self._counts[name].items())
+    live = sum(x.nbytes for x in jax.live_arrays())
+    health = []
+    if found["rounds"] >= 64 and found["accepted_length"] == 1.0:
+      health.append(f"not one draft accepted in {found['rounds']} rounds")
+    repeats = max((metrics.longest_repeat(s.tokens) for s in self._done), default=0)
+    if repeats >= report.REPEAT_WARNING:
+      health.append(f"one token {repeats} times in a row")
+    if self._warm is not None and compiled() > self._warm:
+      health.append(f"{compiled() - self._warm} programs compiled after warm-up")
+    if self.restarts:
+      health.append(f"{len(self.restarts)} failures of the device, last {self.restarts[-1]}")
+    if self._invalid:
+      health.append(f"{self._invalid} confidences that are no numbers")
+    if self.drafter is None or self.method.drafter is None:
+      health += [self.why_off] if self.why_off != "no drafter" else []
+    return {
+        **found, "batch_use": total("verify_tokens") / total("bucket") if self._counts["bucket"] else None,
+        "verify_tokens": rows("verify_tokens"), "buckets": rows("bucket"), "slots": rows("slots"), "queue": rows("queue"),
+        "waiting": len(self._queue), "running": len(self._live()), "ended": len(self._done), "live_bytes": live,
+        "benefit": [metrics.acceptance([s.rounds])["accepted_length"] for s in drafted], "health": health,
+        "speculation": {"on": self._speculate, "why": self.why_off}}
