@@ -12,7 +12,6 @@ import dataclasses
 import datetime
 import functools
 import itertools
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -30,7 +29,7 @@ from specdec_jax.drafters.base import Drafter
 from specdec_jax.hub import load_drafter
 from specdec_jax.models.cache import Cache
 from specdec_jax.models.target import Target
-from specdec_jax.sampling import Sampling, make_sampling
+from specdec_jax.sampling import Sampling, host_sampling
 from specdec_jax.typing import Bool, Float, Int
 
 NEEDS = ("greedy", "plain", "filtered", "full")  # What a batch of settings asks of the compiled code; each covers those before it.
@@ -377,16 +376,15 @@ class Engine:
       raise ValueError(f"{len(stop_ids)} stop tokens; a request may have {STOP_IDS}")
     if self.asynchronous and not self.costs:
       raise CostTableMissing("the asynchronous schedule needs cost tables: Engine(sps=…), or engine.use_costs(engine.profile())")
-    made = make_sampling(1, self.target.vocab, seed=seed, prompts=[ids], **sampling_options)
+    made = host_sampling(1, self.target.vocab, seed=seed, prompts=[ids], **sampling_options)
     need = ("full" if any(x is not None for x in (made.bias, made.counts)) else "greedy" if made.temperature is None else
             "filtered" if any(x is not None for x in (made.top_k, made.top_p, made.min_p)) else "plain")
     able = [n for n in self.needs if NEEDS.index(n) >= NEEDS.index(need)]
     if not able:
       raise ValueError(f"this request needs {need!r} sampling code; the engine was built for {', '.join(self.needs)}")
-    one = lambda x, default: default if x is None else np.asarray(x)[0]
-    row = {k: one(getattr(made, k), v) for k, v in (_DEFAULTS | {"bias": None, "prompt": None}).items()}
+    row = {k: v if getattr(made, k) is None else getattr(made, k)[0] for k, v in (_DEFAULTS | {"bias": None, "prompt": None}).items()}
     row |= {"caps": max_new_tokens, "stops": np.array(stop_ids + [-1] * (STOP_IDS - len(stop_ids)), np.int32),
-            "seeds": np.array([secrets.randbits(32) if seed is None else int(seed) % 2**32, 0], np.uint32)}
+            "seeds": np.array([made.keys[0], 0], np.uint32)}
     now = time.perf_counter()
     request = _Request(
         next(self._ids), ids, row, able[0], stop_texts, speculation and self.drafter is not None, now, None if deadline is None else now + deadline,
@@ -720,7 +718,7 @@ class Engine:
   def _price(self) -> float | None:
     """What verifying one draft more costs, in tokens that the target alone would have made meanwhile."""
     size = len(self._held)
-    if size not in self._sps:
+    if size not in self._sps or self.method.drafter is None:
       return None
     seconds, rows = 1 / self._sps[size], max(len(self._live()), 1)
     most = rows * (1 + self.method.draft_length)

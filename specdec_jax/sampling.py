@@ -93,14 +93,21 @@ class Sampling:
     return self.replace(counts=self.counts[:, None] + jnp.pad(each, ((0, 0), (1, 0), (0, 0))))
 
 
-def make_sampling(
+def make_sampling(batch: int, vocab: int, *settings, **more_settings) -> Sampling:
+  """`host_sampling` on the device, with keys from its seeds."""
+  host = host_sampling(batch, vocab, *settings, **more_settings)
+  return jax.tree.map(jnp.asarray, host).replace(keys=jax.vmap(jax.random.key)(host.keys))
+
+
+def host_sampling(
     batch: int, vocab: int, temperature: float | Sequence[float] = 0.0, top_k: int | Sequence[int] = 0,
     top_p: float | Sequence[float] = 1.0, seed: int | None | Sequence[int | None] = 0, min_p: float | Sequence[float] = 0.0,
     repetition_penalty: float | Sequence[float] = 1.0, frequency_penalty: float | Sequence[float] = 0.0,
     presence_penalty: float | Sequence[float] = 0.0, logit_bias: Any = None, banned: Any = None, allowed: Any = None,
     prompts: Sequence[Sequence[int]] | None = None,
 ) -> Sampling:
-  """Settings for `batch` requests from numbers or one number a request. Raises ValueError for what is out of range.
+  """Settings for `batch` requests from numbers or one number a request, as numpy arrays, with seeds (uint32 [B]) for keys. Raises
+  ValueError for what is out of range.
 
   An integer seed is every request's seed (a request's text does not depend on its slot); None draws a fresh one each.
   min_p: ids below this share of the best one's probability are cut. repetition_penalty: positive logits of ids in the prompt
@@ -131,7 +138,7 @@ def make_sampling(
   if not all(s is None or np.asarray(s).dtype.kind in "iu" for s in seeds):
     raise ValueError(f"seed must be an integer or None, or a list of them, not {seed!r}")
   seeds = np.asarray([secrets.randbits(32) if s is None else int(s) % 2**32 for s in seeds], np.uint32)
-  sampled, given = t >= GREEDY_BELOW, lambda x, wanted: jnp.asarray(x) if wanted.any() else None
+  sampled, given = t >= GREEDY_BELOW, lambda x, wanted: x if wanted.any() else None
   repeats, penalised = repetition != 1, (repetition != 1) | (frequency != 0) | (presence != 0)
   if repeats.any() and prompts is None:
     raise ValueError("repetition_penalty needs the prompts, as token ids")
@@ -139,9 +146,8 @@ def make_sampling(
       temperature=given(t, sampled), top_k=given(k, k[sampled] > 0), top_p=given(p, p[sampled] < 1),
       min_p=given(least, least[sampled] > 0), bias=_bias_table(batch, vocab, logit_bias, banned, allowed),
       repetition=given(repetition, repeats), frequency=given(frequency, frequency != 0), presence=given(presence, presence != 0),
-      prompt=jnp.asarray(_mark(prompts, vocab)) if repeats.any() else None,
-      counts=jnp.zeros((batch, vocab), jnp.int32) if penalised.any() else None,
-      keys=jax.vmap(jax.random.key)(jnp.asarray(seeds)), vocab=vocab)
+      prompt=_mark(prompts, vocab) if repeats.any() else None, counts=np.zeros((batch, vocab), np.int32) if penalised.any() else None, keys=seeds,
+      vocab=vocab)
 
 
 def _mark(ids: Sequence[Sequence[int]], vocab: int) -> np.ndarray:
@@ -151,7 +157,7 @@ def _mark(ids: Sequence[Sequence[int]], vocab: int) -> np.ndarray:
   return out
 
 
-def _bias_table(batch: int, vocab: int, logit_bias, banned, allowed) -> Float["B V"] | None:
+def _bias_table(batch: int, vocab: int, logit_bias, banned, allowed) -> np.ndarray | None:
   """What is added to the logits, or None where nothing is."""
   def a_request(name, value, of, one):
     value = value.tolist() if hasattr(value, "tolist") else value
@@ -193,7 +199,7 @@ def _bias_table(batch: int, vocab: int, logit_bias, banned, allowed) -> Float["B
       out[i, ~_mark([usable("allowed", i, allows[i])], vocab)[0]] = -np.inf
     if np.all(out[i] == -np.inf):
       raise ValueError(f"request {i} may emit no token: every id is banned or not allowed")
-  return jnp.asarray(out)
+  return out
 
 
 def adjusted(logits: Float["B T V"], sampling: Sampling, ids: Int["B T C"] | None = None) -> Float["B T V"]:

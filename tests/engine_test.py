@@ -1,0 +1,382 @@
+"""The engine: every text equals its solo run, whatever came, went or failed beside it, and nothing compiles after warm-up."""
+
+import dataclasses
+import functools
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specdec_jax
+from specdec_jax import cost, decode, schedule
+from specdec_jax import engine as engine_lib
+from specdec_jax.engine import Engine, QueueFull
+from specdec_jax.sampling import make_sampling
+from tests import toys
+
+NEW = 12
+rng = random.Random(0)
+PROMPTS = [[rng.randrange(59) for _ in range(n)] for n in (1, 32, 7, 3, 20, 12, 28, 5)]
+ALL = range(len(PROMPTS))
+CHEAP = cost.CostTable((1, 20), (1.0, 1.01), (0.0, 0.0), {})  # Drafts cost next to nothing.
+DEAR = cost.CostTable((1, 4, 5, 20), (1.0, 1.0, 50.0, 50.0), (0.0,) * 4, {})
+
+
+@functools.lru_cache
+def plain() -> list[list[int]]:
+  return [c.tokens for c in specdec_jax.generate(toys.target(), None, PROMPTS, NEW, ignore_eos=True)]
+
+
+def make(drafter="block", **changes) -> Engine:
+  """An engine over toys; one set of shapes, so that tests share what is compiled."""
+  target = toys.target()
+  drafter = toys.block_drafter(target) if drafter == "block" else drafter
+  options = dict(slots=4, max_length=60, slot_buckets=(2, 4), buckets={2: (6,), 4: (10,)}, needs=("greedy",), chunk=16, sps=CHEAP, adaptive=False)
+  return Engine(target, drafter, **(options | changes))
+
+
+def submit(engine: Engine, which=ALL, **settings) -> list[int]:
+  return [engine.submit(PROMPTS[i], NEW, ignore_eos=True, **settings) for i in which]
+
+
+def serve(engine: Engine, which=ALL, **settings):
+  numbers = submit(engine, which, **settings)
+  engine.run()
+  return [engine.result(n) for n in numbers]
+
+
+class Compilations:
+  """Counts programs that XLA compiles while it is entered."""
+
+  def __enter__(self):
+    self.count, self._on = 0, True
+    jax.monitoring.register_event_duration_secs_listener(self._heard)
+    return self
+
+  def _heard(self, event, seconds, **facts):
+    self.count += self._on and event == "/jax/core/compile/backend_compile_duration"
+
+  def __exit__(self, *error):
+    self._on = False
+
+
+def test_texts_equal_solo_runs_whoever_comes_and_goes():
+  """C41, C67, C69, C101: staggered arrivals, cancels at every phase, speculation on and off by request and for all."""
+  engine = make()
+  assert engine.warm_up() > 0
+  with Compilations() as compilations:
+    numbers = submit(engine, (0, 1, 2))
+    engine.step()
+    alone = engine.submit(PROMPTS[3], NEW, ignore_eos=True, speculation=False)
+    gone = [engine.submit(PROMPTS[4], NEW), engine.submit(PROMPTS[5], NEW)]
+    engine.cancel(gone[0])  # Before it was read.
+    engine.step()
+    engine.set_speculation(False)
+    numbers += submit(engine, (6,))
+    for _ in range(3):
+      engine.step()
+    engine.set_speculation(True)
+    for _ in range(4):
+      engine.step()
+    engine.cancel(gone[1])  # In some round.
+    numbers += submit(engine, (7,))
+    engine.run()
+    got = [engine.result(n) for n in numbers]
+    undrafted, cancelled = engine.result(alone), [engine.result(n) for n in gone]
+  assert compilations.count == 0 and not engine.stats()["health"]
+  assert [c.tokens for c in got] == [plain()[i] for i in (0, 1, 2, 6, 7)]
+  assert undrafted.tokens == plain()[3] and all(d == 0 for d, _, _ in undrafted.rounds)
+  assert undrafted.speculation == {"on": False, "why": "the request asked for none"}
+  assert any(d for c in got for d, _, _ in c.rounds)
+  assert [c.finish_reason for c in cancelled] == ["cancelled"] * 2
+  assert cancelled[1].tokens == plain()[5][: len(cancelled[1].tokens)]
+  assert not engine._live() and all(sum(e for _, _, e in c.rounds) == NEW - 1 for c in got)
+  with pytest.raises(KeyError, match="no request"):
+    engine.result(alone)
+
+
+@pytest.mark.parametrize("kind", ["fixed", "causal", "serial", "target alone", "dear"])
+def test_every_schedule_gives_the_targets_text(kind):
+  """Lengths by host, by the device, none; C35: where drafts are too dear none is made."""
+  target = toys.target()
+  if kind == "causal":
+    engine = make(schedule=functools.partial(schedule.causal, sps=CHEAP.sps(24)))
+  elif kind == "serial":
+    engine = make(toys.serial_drafter(target, "eagle3"), schedule="fixed", draft_length=3, overlap=False)
+  elif kind == "dear":
+    engine = make(sps=DEAR)
+    engine._survival = np.full(4, 0.5)
+  else:
+    engine = make(None if kind == "target alone" else "block", schedule="fixed")
+  got = serve(engine)
+  assert [c.tokens for c in got] == plain()
+  drafted = {d for c in got for d, _, _ in c.rounds}
+  assert drafted == ({0} if kind in ("target alone", "dear") else {5} if kind == "fixed" else {3} if kind == "serial" else drafted)
+  assert kind != "causal" or len(drafted) > 1
+  assert all(c.speculation["on"] == (kind not in ("target alone", "dear")) for c in got)
+
+
+def test_seed_belongs_to_the_request():
+  """C19, C21: under fixed lengths sampled text depends on neither slot nor neighbours nor load, and is that of `generate`."""
+  options = dict(temperature=1.0, top_p=0.9, presence_penalty=0.4)
+  target = toys.target()
+  drafter = toys.block_drafter(target)
+  engine = make(schedule="fixed", needs=("full",))
+  numbers = [engine.submit(PROMPTS[i], NEW, seed=i, ignore_eos=True, speculation=i != 3, **options) for i in range(6)]
+  engine.cancel(numbers[4])
+  engine.run()
+  crowded = [engine.result(n).tokens for n in numbers]
+  alone = engine.result(engine.submit(PROMPTS[2], NEW, seed=2, ignore_eos=True, **options)).tokens
+  assert alone == crowded[2]
+  same = specdec_jax.generate(target, drafter, PROMPTS[:3], NEW, seed=[0, 1, 2], ignore_eos=True, **options)
+  assert [c.tokens for c in same] == crowded[:3]
+  unseeded = [engine.result(engine.submit(PROMPTS[2], NEW, ignore_eos=True, **options)).tokens for _ in range(2)]
+  assert unseeded[0] != unseeded[1]
+
+
+def test_memory_for_three_of_six():
+  """C71: those that find no room wait, one that fits nowhere fails alone."""
+  slot = make().plan["slot_bytes"]
+  engine = make(slots=8, memory=3 * slot + 5, slot_buckets=(3,), buckets={3: (9,)})
+  assert engine.slots == 3 and engine.plan["cache_bytes"] == 3 * slot
+  numbers = submit(engine, range(6))
+  with pytest.raises(ValueError, match="do not fit a slot of 60"):
+    engine.submit([1] * 50, 20)
+  engine.run()
+  assert [engine.result(n).tokens for n in numbers] == plain()[:6]
+  with pytest.raises(ValueError, match="takes .* bytes, more than the 5 of memory"):
+    make(memory=5)
+
+
+def test_queue_deadline_stream():
+  engine = make(queue=3)
+  numbers = submit(engine, (0, 1))
+  late = engine.submit(PROMPTS[2], NEW, deadline=0.0)
+  with pytest.raises(QueueFull, match="3 requests wait"):
+    engine.submit(PROMPTS[0])
+  pieces = list(engine.stream(numbers[1]))
+  assert sum(pieces, []) == plain()[1] and len(pieces) > 1
+  served = engine.result(numbers[1])
+  assert served.ttft <= served.latency and [n for _, n in served.deliveries] == [len(p) for p in pieces]
+  assert served.tpot == pytest.approx((served.deliveries[-1][0] - served.deliveries[0][0]) / (NEW - 1))
+  assert engine.result(late).finish_reason == "deadline" and not engine.result(numbers[0]).error
+  for wrong, message in ((dict(prompt=[]), "empty"), (dict(prompt=[61]), "outside the vocabulary"), (dict(prompt=[1], max_new_tokens=0), "at least 1"),
+                         (dict(prompt=[1], max_new_tokens=4, temperature=1.0), "'plain' sampling"),
+                         (dict(prompt=[1], max_new_tokens=4, stop=range(9)), "stop tokens")):
+    with pytest.raises(ValueError, match=message):
+      engine.submit(**wrong)
+  with pytest.raises(cost.CostTableMissing, match="needs cost tables"):
+    make(sps=None).submit([1], 4)
+
+
+class Letters:
+  """A tokenizer of one letter a token."""
+
+  vocab = 61
+
+  def decode(self, ids):
+    return "".join(chr(48 + i) for i in ids)
+
+  def encode(self, text):
+    return [ord(c) - 48 for c in text]
+
+
+def test_stop_texts_across_rounds():
+  target = dataclasses.replace(toys.target(), tokenizer=Letters())
+  drafter = toys.block_drafter(toys.target())
+  engine = Engine(target, drafter, slots=2, max_length=60, schedule="fixed", slot_buckets=(2,), buckets={2: ()}, needs=("greedy",), chunk=16)
+  for i in (1, 4):
+    stop = target.tokenizer.decode(plain()[i][5:7])
+    number = engine.submit(PROMPTS[i], NEW, stop=[stop], ignore_eos=True)
+    pieces = sum(engine.stream(number), [])
+    expected = specdec_jax.generate(target, None, [PROMPTS[i]], NEW, stop=[stop], ignore_eos=True)[0]
+    got = engine.result(number)
+    assert got.finish_reason == "stop" and stop not in got.text
+    assert (got.tokens, got.text, pieces) == (expected.tokens, expected.text, expected.tokens)
+    assert sum(e for _, _, e in got.rounds) == len(got.tokens) - 1
+
+
+def test_failures_lose_no_request():
+  """C99 and faults under way: a drafter that is missing, raises, or gives no numbers; a device that fails in a round."""
+  calls = []
+
+  def fail(program, error, every=5):
+    calls.append(program)
+    if calls.count(program) % every == 0:
+      raise error
+
+  device = make(inject=lambda p: p == "commit" and fail(p, jax.errors.JaxRuntimeError("INTERNAL: device lost")))
+  assert [c.tokens for c in serve(device)] == plain()
+  assert device.restarts and "device lost" in device.restarts[0] and any("failures of the device" in h for h in device.stats()["health"])
+  broken = lambda p: p == "draft" and fail(p, RuntimeError("no such operation"), 3)
+  got = serve(make(fallback=True, inject=broken))
+  assert [c.tokens for c in got] == plain()
+  assert any(c.speculation["on"] for c in got) and all("the drafter failed: RuntimeError: no such" in c.speculation["why"] for c in got)
+  with pytest.raises(RuntimeError, match="no such operation"):
+    serve(make(inject=broken))
+  missing = serve(make("no/such/drafter", fallback=True), range(2))
+  assert [c.tokens for c in missing] == plain()[:2]
+  assert all(not c.speculation["on"] and "cannot be loaded" in c.speculation["why"] for c in missing)
+  with pytest.raises(FileNotFoundError, match="no/such/drafter"):
+    make("no/such/drafter")
+  always = make(inject=lambda p: p == "commit" and fail(p, jax.errors.JaxRuntimeError("gone"), 1))
+  with pytest.raises(RuntimeError, match="failed 6 times in a row, last with .*gone"):
+    serve(always, range(1))
+
+
+def test_drafter_without_numbers():
+  """A request whose drafter gives NaN ends with that error, or goes on alone where that was asked for; mates never notice."""
+  target = toys.target()
+  good = toys.block_drafter(target)
+  embedding = good.params["embedding"].at[plain()[2][3]].set(jnp.nan)  # Met by request 2, at least.
+  bad = dataclasses.replace(good, params={**good.params, "embedding": embedding})
+  met = [plain()[2][3] in p for p in plain()]
+  alone = serve(make(bad, schedule="fixed", fallback=True))
+  assert [c.tokens for c in alone] == plain()
+  assert any("the drafter gave no distribution" in (c.speculation["why"] or "") for c in alone)
+  ended = serve(make(bad, schedule="fixed"))
+  for c, text, touched in zip(ended, plain(), met):
+    assert (c.finish_reason == "error" and "the drafter gave no distribution" in c.error and c.tokens == text[: len(c.tokens)]) or c.tokens == text and (
+        not touched or c.finish_reason == "length")
+  assert any(c.error for c in ended)
+
+
+def test_adaptive_speculation_pauses_what_does_not_pay():
+  """Drafts that are never right, at a price: the request goes on without, and is probed again."""
+  wrong = toys.scripted(np.zeros((4, 80)), 4)
+  table = cost.CostTable((1, 4, 20), (1.0, 1.0, 2.0), (0.0,) * 3, {})
+  engine = make(wrong, schedule="fixed", adaptive=True, sps=table, max_length=140, slot_buckets=(4,))
+  number = engine.submit(PROMPTS[0], 100, ignore_eos=True)
+  got = engine.result(number)
+  drafted = [d for d, _, _ in got.rounds]
+  assert set(drafted[: engine_lib.JUDGED_AFTER]) == {4} and drafted.count(0) > 50 and drafted[-1] == 0 or 4 in drafted[20:]
+  assert got.tokens == specdec_jax.generate(toys.target(), None, [PROMPTS[0]], 100, ignore_eos=True)[0].tokens
+
+
+def test_reading_in_chunks_is_reading_at_once():
+  """C53: caches of target and drafter after 4, 4 and 2 tokens are those after 10."""
+  target = toys.target()
+  prompt = np.array([PROMPTS[1][:10]], np.int32)
+  for drafter in (toys.block_drafter(target), toys.serial_drafter(target, "eagle3")):
+    method = decode.make_method(target, drafter, None, "fixed", "token", False)
+    read = jax.jit(decode.read, static_argnums=0)
+    whole, last = read(method, target.params, drafter.params, decode.init_state(target, method, 1, 16), prompt, jnp.array([10]))
+    state = decode.init_state(target, method, 1, 16)
+    for part in (prompt[:, :4], prompt[:, 4:8], np.pad(prompt[:, 8:], ((0, 0), (0, 2)))):
+      state, now = read(method, target.params, drafter.params, state, part, jnp.array([2 if part[0, 2:].sum() == 0 else 4]))
+    np.testing.assert_allclose(now, last, atol=1e-5)
+    for path, x in jax.tree_util.tree_leaves_with_path(whole):
+      y = functools.reduce(lambda t, k: getattr(t, k.name) if hasattr(k, "name") else t[k.idx], path, state)
+      rows = x.shape[-1] if x.ndim < 4 else 10  # Of the caches: what is committed.
+      cut = lambda z, rows=rows: z[..., :rows] if z.shape[-1] in (16, 17) else z[..., :rows, :] if z.ndim == 4 else z
+      np.testing.assert_allclose(cut(x), cut(y), atol=1e-5, err_msg=jax.tree_util.keystr(path))
+
+
+def test_lengths_that_change_from_round_to_round():
+  """C39: after rounds without drafts the drafter's cache is that of the committed text."""
+  target = toys.target()
+  drafter = toys.block_drafter(target)
+  method = decode.make_method(target, drafter, None, "fixed", "token", False)
+  sampling, limits = make_sampling(1, 61), decode.Limits(jnp.array([40]), jnp.array([[-1]]))
+  state = decode.init_state(target, method, 1, 64)
+  state, output = decode.prefill(method, target.params, drafter.params, state, jnp.array([PROMPTS[2]]), jnp.array([7]), sampling, limits)
+  text = output.tokens[0, :1].tolist()
+  draft, verify, commit = (jax.jit(f, static_argnums=0) for f in (decode.draft, decode.verify_draft, decode.commit))
+  for length in (4, 0, 0, 4, 2):
+    made = draft(method, drafter.params, state, sampling, jnp.array([length])) if length else decode.no_draft(1)
+    state, output = commit(method, drafter.params, state, made, verify(method, target.params, state, made), sampling, limits)
+    text += output.tokens[0, : output.count[0]].tolist()
+    assert output.drafted[0] == length
+  assert text[:NEW] == plain()[2][: len(text)]
+  committed = PROMPTS[2] + text[:-1]
+  fresh, _ = decode.read(method, target.params, drafter.params, decode.init_state(target, method, 1, 64), jnp.array([committed]), jnp.array([len(committed)]))
+  for x, y in zip(state.drafter.keys, fresh.drafter.keys):
+    np.testing.assert_allclose(x[..., : len(committed)], y[..., : len(committed)], atol=1e-5)
+
+
+def test_prompt_beyond_the_drafters_positions():
+  """C51: the long one goes on without drafts, its mate with them; no text changes."""
+  target = toys.target()
+  good = toys.block_drafter(target)
+  config = dataclasses.replace(good.config, model=dataclasses.replace(good.config.model, max_positions=32))
+  short = dataclasses.replace(good, config=config, model=dataclasses.replace(good.model, config=config))
+  prompts = [PROMPTS[5][:10], (PROMPTS[1] + PROMPTS[2])[:36]]
+  expected = specdec_jax.generate(target, None, prompts, NEW, ignore_eos=True)
+  got = specdec_jax.generate(target, short, prompts, NEW, ignore_eos=True)
+  assert [c.tokens for c in got] == [c.tokens for c in expected]
+  assert {d for d, _, _ in got[1].rounds} == {0} and {d for d, _, _ in got[0].rounds} == {5}
+
+
+def test_bucket_edges():
+  """C103: one function for warm-up and for running."""
+  engine = make(buckets={2: (6,), 4: (8, 16, 4, 300)})
+  assert engine.buckets == {2: (2, 6, 12), 4: (4, 8, 16, 24)}
+  assert [engine._bucket(4, n) for n in (1, 4, 5, 8, 9, 16, 17, 24)] == [4, 4, 8, 8, 16, 16, 24, 24]
+  with pytest.raises(ValueError, match="no cost table for .2, 4."):
+    make(sps={8: CHEAP})
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_budget_on_the_host_is_the_unconstrained_schedule(seed):
+  draws = np.random.default_rng(seed)
+  confidence = draws.uniform(size=(5, 4)).astype(np.float32)
+  confidence[draws.uniform(size=(5, 4)) < 0.1] = 0
+  sps = np.sort(draws.uniform(1, 100, 25))[::-1].astype(np.float32)
+  expected = int(schedule.unconstrained(jnp.asarray(confidence), jnp.asarray(sps)).sum())
+  assert engine_lib.best_budget(np.cumprod(confidence, 1), 5, sps) == expected
+
+
+@pytest.mark.parametrize("bucket", [5, 7, 12])
+def test_flattened_rows_are_the_padded_ones(bucket):
+  """Logits and taps of the rows that exist, and the cache behind them, whatever the bucket."""
+  target = toys.target()
+  method = dataclasses.replace(decode.make_method(target, toys.block_drafter(target), 3, "fixed", "token", False))
+  state = decode.init_state(target, method, 3, 32)
+  state, _ = jax.jit(decode.read, static_argnums=0)(
+      method, target.params, toys.block_drafter(target).params, state, jnp.array([PROMPTS[1][:6]] * 3), jnp.array([6, 4, 1]))
+  state = state.replace(anchor=jnp.array([3, 9, 27]), finish=jnp.array([decode.RUNNING, decode.STOP, decode.RUNNING]))
+  made = decode.no_draft(3)
+  made = made.replace(
+      proposal=made.proposal.replace(drafts=jnp.arange(9).reshape(3, 3)), lengths=jnp.array([2, 0, 1]))
+  verify = jax.jit(decode.verify_draft, static_argnums=(0, 4))
+  padded, flat = verify(method, target.params, state, made, None), verify(method, target.params, state, made, bucket)
+  for b, rows in ((0, 3), (2, 2)):
+    np.testing.assert_allclose(flat.logits[b, :rows], padded.logits[b, :rows], atol=1e-5)
+    np.testing.assert_allclose(flat.taps[b, :rows], padded.taps[b, :rows], atol=1e-5)
+    n = int(state.cache.lengths[b]) + rows
+    for x, y in zip(flat.cache.keys, padded.cache.keys):
+      np.testing.assert_allclose(x[b, ..., :n], y[b, ..., :n], atol=1e-5)
+  for x, y in zip(flat.cache.values, state.cache.values):
+    np.testing.assert_allclose(x[1, :, :4], y[1, :, :4])
+
+
+@pytest.mark.slow
+def test_a_thousand_requests_compile_and_leak_nothing():
+  """After warm-up: no program, no byte (within 1 %), every text that of its solo run."""
+  engine = make(needs=("greedy", "plain"), logprobs=True)
+  engine.warm_up()
+  draws = random.Random(1)
+  serve(engine)
+  before = sum(x.nbytes for x in jax.live_arrays())
+  with Compilations() as compilations:
+    held = {}
+    for i in range(1000):
+      which = draws.randrange(len(PROMPTS))
+      greedy = draws.random() < 0.5
+      settings = {} if greedy else dict(temperature=1.0, seed=draws.choice([None, i]))
+      new = draws.randint(1, NEW)
+      number = engine.submit(PROMPTS[which], new, ignore_eos=draws.random() < 0.5, speculation=draws.random() < 0.8, **settings)
+      held[number] = which if greedy else None
+      for _ in range(draws.randrange(6)):
+        engine.step()
+      if draws.random() < 0.1:
+        engine.cancel(draws.choice(list(held)))
+      for n in [n for n in held if engine._requests[n].served]:
+        c, which = engine.result(n), held.pop(n)
+        assert which is None or c.tokens == plain()[which][: len(c.tokens)]
+    engine.run()
+    assert all(engine.result(n).finish_reason in ("length", "stop", "cancelled") for n in held)
+  after = sum(x.nbytes for x in jax.live_arrays())
+  assert compilations.count == 0 and after <= 1.01 * before
