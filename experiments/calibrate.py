@@ -17,7 +17,7 @@ from rich import console as rich_console
 
 import specdec_jax
 from experiments import common
-from experiments.measure import decode_all, load_prompts
+from experiments.measure import load_prompts, recorded
 from specdec_jax import calibrate, report
 from specdec_jax.hub import find
 
@@ -27,13 +27,6 @@ COLUMNS = (
     ("ece, raw", "metrics.raw.mean_ece", ".4f"), ("ece", "metrics.calibrated.mean_ece", ".4f"), ("auc, raw", "metrics.raw.mean_auc", ".3f"),
     ("auc", "metrics.calibrated.mean_auc", ".3f"), ("brier, raw", "metrics.raw.mean_brier", ".4f"), ("brier", "metrics.calibrated.mean_brier", ".4f"),
     ("ece by position", lambda r: " ".join("n/a" if x is None else f"{x:.3f}" for x in r["metrics"]["calibrated"]["ece"]), ""))
-
-
-def recorded(config, target, drafter, prompts):
-  """Full blocks of all prompts: (confidence logits, accepted, observed)."""
-  seeds = range(config.seed, config.seed + len(prompts))
-  done = decode_all(target, drafter, prompts, config.batch, config.max_new_tokens, seeds, temperature=config.temperature, record=True)
-  return calibrate.blocks(done, target.config.eos, drafter.model.draft_length, config.max_new_tokens)
 
 
 def reliability_diagram(found, path) -> None:

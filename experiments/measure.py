@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import specdec_jax
 from experiments import common
-from specdec_jax import lossless, metrics
+from specdec_jax import calibrate, lossless, metrics
 from specdec_jax.data import prompts as prompts_lib
 from specdec_jax.decode import Completion, compiled
 from specdec_jax.drafters.base import Drafter
@@ -53,6 +53,13 @@ def decode_all(
     filled = rows + rows[:1] * (batch - len(rows))
     done += specdec_jax.generate(target, drafter, [prompts[i] for i in filled], new, seed=[seeds[i] for i in filled], **settings)[: len(rows)]
   return done
+
+
+def recorded(config, target: Target, drafter: Drafter, prompts: Sequence[list[int]]):
+  """Full blocks of all prompts: (confidence logits [n,L], accepted [n], observed [n])."""
+  seeds = range(config.seed, config.seed + len(prompts))
+  done = decode_all(target, drafter, prompts, config.batch, config.max_new_tokens, seeds, temperature=config.temperature, record=True)
+  return calibrate.blocks(done, target.config.eos, drafter.model.draft_length, config.max_new_tokens)
 
 
 def measure(

@@ -315,6 +315,7 @@ class Engine:
     self._weights = drafter.params if drafter else None
     self._none = {s: decode.no_draft(s) for s in self.slot_buckets}
     self._speculate, self._warm = drafter is not None, None
+    self._survival, self._undrafted = None, 0
     self._queue: collections.deque[_Request] = collections.deque()
     self._requests: dict[int, _Request] = {}
     self._ids = itertools.count()
@@ -325,11 +326,11 @@ class Engine:
     self._settings: dict[str, Settings] = {}
     self._small = self._failures = 0
     self.restarts: list[str] = []
-    self._reset()
+    self.forget()
 
-  def _reset(self) -> None:
-    """Forgets what was measured of requests."""
-    self._survival, self._undrafted, self._invalid = None, 0, 0
+  def forget(self) -> None:
+    """Begins the counts of `stats` anew."""
+    self._invalid = 0
     self._done: collections.deque[Served] = collections.deque(maxlen=4096)
     self._counts = {name: collections.Counter() for name in ("bucket", "verify_tokens", "queue", "slots")}
 
@@ -417,6 +418,10 @@ class Engine:
     while request.served is None:
       self.step()
     return self._requests.pop(number).served
+
+  def ended(self) -> list[int]:
+    """Requests that have ended and whose results were not taken."""
+    return [r.id for r in self._requests.values() if r.served]
 
   def run(self) -> None:
     """Steps until nothing is left to do."""
@@ -749,7 +754,7 @@ class Engine:
     self.method, self._weights = whole
     self._state = self._empty(self.slot_buckets[0])
     self._held = [None] * self.slot_buckets[0]
-    self._reset()
+    self.forget()
     self._warm = compiled()
     return self._warm - before
 
@@ -801,7 +806,7 @@ class Engine:
         "costs": {str(s): [list(t.tokens), list(t.seconds)] for s, t in self.costs.items()} or None}
 
   def stats(self) -> dict[str, Any]:
-    """Of the requests that ended since `warm_up` (4096 at most): acceptance figures (METRICS.md); distributions of verify tokens, buckets,
+    """Of the requests that ended since `warm_up` or `forget` (4096 at most): acceptance figures (METRICS.md); distributions of verify tokens, buckets,
     slots and queue length over rounds and steps; health: what looks wrong, in words."""
     drafted = [s for s in self._done if s.speculation["on"]]
     found = metrics.acceptance([s.rounds for s in drafted])

@@ -1,0 +1,38 @@
+"""The embedded target under load, greedy: alone, MTP-1, fixed lengths, and the asynchronous schedule.
+
+  python -m experiments.serve_load --config=configs/tiny/serve.py --workdir=runs/tiny_serve
+"""
+
+import ml_collections
+
+
+def get_config(variant: str = "full") -> ml_collections.ConfigDict:
+  c = ml_collections.ConfigDict()
+  c.target = "tiny"
+  fixed = lambda n: dict(drafter="tiny/dspark", schedule="fixed", draft_length=n)
+  c.methods = ml_collections.ConfigDict({
+      "target alone": dict(drafter="", schedule="fixed"), "MTP-1": dict(drafter="tiny/mtp", schedule="fixed"),
+      "fixed 2": fixed(2), "fixed 4": fixed(4), "fixed 7": fixed(7), "asynchronous": dict(drafter="tiny/dspark", schedule="asynchronous")})
+  c.prompts = ml_collections.ConfigDict(dict(maths="tiny", code="tiny", chat="tiny"))
+  c.prompts_per_dataset = 100
+  c.system = ""
+  c.temperature = 0.0
+  c.needs = ("greedy",)
+  c.max_new_tokens = (32, 64, 128)  # drawn for each request
+  c.max_length = 384
+  c.concurrencies = (1, 2, 4, 8, 16, 32)
+  c.requests_each = 8  # requests of a run for each one at once
+  c.open_loops = ("poisson", "bursts")
+  c.rates = (4.0, 10.0)  # requests a second
+  c.burst = 16
+  c.rows_per_slot = (1.5, 2, 3, 4, 5, 6)  # buckets of a verify call, between one row a slot and all
+  c.context = 120  # of the cost tables
+  c.profile_repeats = 15
+  c.repeats = 3
+  c.seed = 0
+  if variant == "smoke":
+    c.methods = ml_collections.ConfigDict({
+        "target alone": dict(drafter="", schedule="fixed"), "asynchronous": dict(drafter="tiny/dspark", schedule="asynchronous")})
+    c.prompts_per_dataset, c.max_new_tokens, c.concurrencies, c.requests_each = 2, (6, 12), (2,), 3
+    c.rows_per_slot, c.open_loops, c.rates, c.profile_repeats, c.repeats = (3,), ("poisson", "bursts"), (50.0,), 2, 1
+  return c

@@ -1,0 +1,181 @@
+"""The engine under load: throughput against speed per user, and how much is verified as load rises (DSpark Figures 7 and 8).
+
+  python -m experiments.serve_load --config=configs/tiny/serve.py --workdir=runs/tiny_serve
+
+Closed loop: so many requests at once, each replaced as it ends. Open loop: requests come by themselves, evenly at random (Poisson) or in
+bursts, whether or not the engine keeps up. Every engine serves the same requests; repeats take turns.
+"""
+
+import os
+import random
+import statistics
+import time
+
+import matplotlib
+from absl import app
+from matplotlib.figure import Figure
+from rich import console as rich_console
+from rich import progress
+
+import specdec_jax
+from experiments import common
+from experiments.measure import load_prompts
+from specdec_jax import facts, metrics, report
+from specdec_jax.engine import Engine, compiled
+
+common.define("configs/tiny/serve.py")
+COLUMNS = (
+    ("load", "metrics.load", ""), ("method", "metrics.method", ""), ("requests at once", "concurrency", ""), ("tokens/s", "metrics.tokens_per_s", ".0f"),
+    ("user tokens/s p50", "metrics.user_tps", ".0f"), ("ttft p50 (s)", "metrics.ttft.p50", ".3f"), ("p90", "metrics.ttft.p90", ".3f"),
+    ("p99", "metrics.ttft.p99", ".3f"), ("latency p50 (s)", "metrics.request_latency.p50", ".2f"), ("p90", "metrics.request_latency.p90", ".2f"),
+    ("p99", "metrics.request_latency.p99", ".2f"), ("accepted length", "metrics.accepted_length", ".2f"),
+    ("verify length", "metrics.verify_length", ".2f"), ("batch use", "metrics.batch_use", ".2f"), ("equal", "lossless.identical", ""))
+
+
+def make_engines(config, target) -> dict[str, Engine]:
+  """A warm engine for each method, with cost tables where its schedule weighs them."""
+  engines = {}
+  for name, m in config.methods.items():
+    drafter = specdec_jax.load_drafter(m.drafter, target) if m.drafter else None
+    engine = Engine(
+        target, drafter, slots=max(config.concurrencies), max_length=config.max_length, schedule=m.schedule, draft_length=m.get("draft_length"),
+        slot_buckets=config.concurrencies, buckets={c: [round(c * x) for x in config.rows_per_slot] for c in config.concurrencies}
+        if m.schedule != "fixed" else {c: () for c in config.concurrencies}, needs=config.needs, adaptive=m.schedule != "fixed")
+    engine.warm_up()
+    if m.schedule == "asynchronous":
+      engine.use_costs(engine.profile(config.context, config.profile_repeats, config.needs[0]))
+    engines[name] = engine
+  return engines
+
+
+def closed(engine: Engine, requests, concurrency: int, settings) -> tuple[list, float]:
+  """(results in the order of `requests`, wall seconds) with so many requests in flight."""
+  began, waiting, running, done = time.perf_counter(), list(enumerate(requests)), {}, {}
+  while waiting or running:
+    while waiting and len(running) < concurrency:
+      i, (ids, new) = waiting.pop(0)
+      running[engine.submit(ids, new, seed=i, **settings)] = i
+    engine.step()
+    for number in engine.ended():
+      done[running.pop(number)] = engine.result(number)
+  return [done[i] for i in sorted(done)], time.perf_counter() - began
+
+
+def opened(engine: Engine, requests, arrivals, settings) -> tuple[list, float]:
+  """The same with requests that come at `arrivals`, seconds from the start."""
+  began, waiting, running, done = time.perf_counter(), list(enumerate(zip(requests, arrivals, strict=True))), {}, {}
+  while waiting or running:
+    while waiting and time.perf_counter() - began >= waiting[0][1][1]:
+      i, ((ids, new), _) = waiting.pop(0)
+      running[engine.submit(ids, new, seed=i, **settings)] = i
+    if not running:
+      time.sleep(max(0.0, waiting[0][1][1] - (time.perf_counter() - began)))
+      continue
+    engine.step()
+    for number in engine.ended():
+      done[running.pop(number)] = engine.result(number)
+  return [done[i] for i in sorted(done)], time.perf_counter() - began
+
+
+def arrivals(kind: str, rate: float, count: int, burst: int, seed: int) -> list[float]:
+  """When requests come: one by one, exponential gaps of mean 1/rate seconds; or `burst` at a time, at the same mean rate."""
+  rng, at, out = random.Random(seed), 0.0, []
+  while len(out) < count:
+    at += rng.expovariate(rate if kind == "poisson" else rate / burst)
+    out += [at] * (1 if kind == "poisson" else burst)
+  return out[:count]
+
+
+def record(config, engine: Engine, name: str, load: str, concurrency, served, wall, expected, executables):
+  """The results record of one run; `expected`: the target's own texts, where they must be equal."""
+  stats = engine.stats()
+  drafted = [s for s in served if s.speculation["on"]]
+  acceptance = metrics.acceptance([s.rounds for s in drafted])
+  tpot = [s.tpot for s in served if s.tpot]
+  same = None if expected is None else sum(s.tokens == e for s, e in zip(served, expected, strict=True))
+  found = {
+      **acceptance, "load": load, "method": name, "tokens_per_s": sum(len(s.tokens) for s in served) / wall,
+      "user_tps": 1 / statistics.median(tpot) if tpot else None, "ttft": metrics.percentiles(s.ttft for s in served if s.ttft is not None),
+      "tpot": metrics.percentiles(tpot), "request_latency": metrics.percentiles(s.latency for s in served), "batch_use": stats["batch_use"],
+      "buckets": {str(k): v for k, v in stats["buckets"].items()}, "queue": {str(k): v for k, v in stats["queue"].items()},
+      "verify_tokens": {str(k): v for k, v in stats["verify_tokens"].items()}, "peak_memory": metrics.peak_memory_bytes(), **engine.plan}
+  return common.record(
+      "serve_load", engine.target, engine.drafter and {"name": engine.drafter.name, "hash": engine.drafter.hash}, seed=config.seed, dataset="all",
+      temperature=config.temperature, concurrency=concurrency, schedule=engine.manifest()["schedule"], rule="token", n_requests=len(served),
+      n_rounds=acceptance["rounds"], speculation={"on": bool(drafted), "why": engine.why_off},
+      lossless={"contract": None if expected is None else 1, "identical": same, "n": len(served), "holds": None if same is None else same == len(served)},
+      compile={"count": executables, "seconds": None}, metrics=found,
+      notes="; ".join([f"median of {config.repeats}, load {os.getloadavg()[0]:.1f}", *stats["health"]]))
+
+
+def plots(records, workdir) -> None:
+  """Throughput against speed per user (Figure 7); throughput and mean verify length against concurrency (Figure 8)."""
+  rows = [r for r in records if r["metrics"]["load"] == "closed"]
+  methods = list(dict.fromkeys(r["metrics"]["method"] for r in rows))
+  figure = Figure(figsize=(12, 3.6), layout="constrained")
+  axes = figure.subplots(1, 3)
+  for m, colour in zip(methods, report.PALETTE * 2):
+    mine = [r for r in rows if r["metrics"]["method"] == m]
+    at = [r["concurrency"] for r in mine]
+    axes[0].plot([r["metrics"]["user_tps"] for r in mine], [r["metrics"]["tokens_per_s"] for r in mine], ".-", label=m, color=colour)
+    axes[1].plot(at, [r["metrics"]["tokens_per_s"] for r in mine], ".-", label=m, color=colour)
+    axes[2].plot(at, [r["metrics"]["verify_length"] or 1.0 for r in mine], ".-", label=m, color=colour)
+  axes[0].set(xlabel="tokens per second of a user", ylabel="tokens per second of all")
+  axes[1].set(xlabel="requests at once", ylabel="tokens per second of all", xscale="log")
+  axes[2].set(xlabel="requests at once", ylabel="verify tokens of a request and round", xscale="log")
+  axes[0].legend(fontsize=7)
+  figure.savefig(workdir / "load.png", dpi=120)
+
+
+def main(argv):
+  del argv
+  matplotlib.use("agg")
+  config, workdir = common.settings()
+  target = specdec_jax.load_target(config.target)
+  by_domain = load_prompts(config, target)
+  rng = random.Random(config.seed)
+  requests = [(ids, new) for ids in sum(by_domain.values(), []) for new in [rng.choice(config.max_new_tokens)]]
+  rng.shuffle(requests)
+  settings = dict(temperature=config.temperature)
+  expected = None
+  if config.temperature == 0:
+    done = specdec_jax.generate(target, None, [ids for ids, _ in requests], [new for _, new in requests])
+    expected = [c.tokens for c in done]
+  screen = rich_console.Console()
+  screen.width = max(screen.width, 200)
+  records = []
+  with progress.Progress(*progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[note]}"), console=screen) as bar:
+    loads = [("closed", c) for c in config.concurrencies] + [(kind, rate) for kind in config.open_loops for rate in config.rates]
+    task = bar.add_task(target.name, total=len(loads) * config.repeats * len(config.methods), note="warm-up")
+    engines = make_engines(config, target)
+    for name, engine in engines.items():
+      facts.claim(workdir / f"manifest_{name.replace(' ', '_')}.json", engine.manifest(), (workdir / "results.jsonl").exists())
+    for load, level in loads:
+      runs = {name: [] for name in engines}
+      for repeat in range(config.repeats):
+        for name, engine in engines.items():
+          bar.update(task, advance=1, note=f"{load} {level:g}: {name}")
+          before = compiled()
+          engine.forget()
+          if load == "closed":
+            served, wall = closed(engine, requests[: config.requests_each * level], level, settings)
+          else:
+            served, wall = opened(engine, requests, arrivals(load, level, len(requests), config.burst, config.seed + repeat), settings)
+          runs[name].append(record(
+              config, engine, name, load, level if load == "closed" else max(engine.slot_buckets), served, wall,
+              expected and expected[: len(served)], compiled() - before))
+          if load != "closed":
+            runs[name][-1]["metrics"]["rate"] = level
+      for found in runs.values():
+        records.append(sorted(found, key=lambda r: r["metrics"]["tokens_per_s"])[len(found) // 2])
+        report.append(workdir / "results.jsonl", records[-1])
+  screen.print(report.table(records, COLUMNS))
+  (workdir / "load.md").write_text(report.markdown(records, COLUMNS) + "\n")
+  plots(records, workdir)
+  screen.print(f"records: {workdir / 'results.jsonl'}   table: {workdir / 'load.md'}   plot: {workdir / 'load.png'}")
+  if any(r["lossless"]["holds"] is False for r in records):
+    raise SystemExit("not lossless: a request's text is not that of its solo run")
+
+
+if __name__ == "__main__":
+  app.run(main)
