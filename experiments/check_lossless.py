@@ -60,7 +60,7 @@ def check_greedy(config, target, drafters, prompts, tick):
     gaps, parted, late, failed = [], [], [], []
     for batch, length in itertools.product(config.batches, lengths):
       tick(f"{drafter.name}, {length} drafts, batch {batch}")
-      done = run(drafter, batch, draft_length=length)
+      done = run(drafter, batch, draft_length=[length] * batch)
       equal, total = equal + lossless.identical(done, plain[batch]), total + len(done)
       parted += [{"draft_length": length, "batch": batch, **dataclasses.asdict(d)} for d in lossless.first_divergences(target, prompts, done, plain[batch])]
       for i, (prompt, c) in enumerate(zip(prompts, done)):
@@ -92,8 +92,8 @@ def check_sampled(config, target, drafters, prompts, tests, tick, **settings):
     z, samples = [], []
     for batch, length in itertools.product(config.batches, lengths):
       tick(f"{drafter.name}, {length} drafts, batch {batch}, {settings}")
-      z.append(lossless.surprisal_z(target, prompts, run(drafter, prompts, batch, config.max_new_tokens, draft_length=length), **settings))
-      samples += first(run(drafter, one, batch, config.positions, draft_length=length))
+      z.append(lossless.surprisal_z(target, prompts, run(drafter, prompts, batch, config.max_new_tokens, draft_length=[length] * batch), **settings))
+      samples += first(run(drafter, one, batch, config.positions, draft_length=[length] * batch))
     found = lossless.two_samples(samples, plain, config.positions)
     together = sum(z) / len(z) ** 0.5  # Independent standard normals, if all is well: their sum sees what no single one does.
     holds = all(abs(x) <= max(limit, SINGLE_Z) for x in z) and abs(together) <= limit and min(found.p_value) >= alpha

@@ -95,10 +95,12 @@ class Transcript:
 
 @flax.struct.dataclass
 class Limits:
-  """caps [B]: tokens a request may emit; stops: a row of ids a request that end it, -1 for none."""
+  """caps [B]: tokens a request may emit; stops: a row of ids a request that end it, -1 for none; drafts [B]: that may be verified a
+  round, or None for no limit."""
 
   caps: Int["B"]
   stops: jax.Array
+  drafts: Int["B"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,16 +185,16 @@ def decode_round(
     method: Method, params, drafter_params, state: DecodeState, sampling: Sampling, limits: Limits,
 ) -> tuple[DecodeState, RoundOutput, Proposal]:
   """One round for every running request; the others stand still."""
-  made = draft(method, drafter_params, state, sampling)
+  made = draft(method, drafter_params, state, sampling, limits)
   verified = verify_draft(method, params, state, made)
   return *commit(method, drafter_params, state, made, verified, sampling, limits), made.proposal
 
 
 def draft(
-    method: Method, drafter_params, state: DecodeState, sampling: Sampling, most: Int["B"] | None = None, budget: Int[""] | None = None,
+    method: Method, drafter_params, state: DecodeState, sampling: Sampling, limits: Limits, budget: Int[""] | None = None,
 ) -> Draft:
-  """Drafts and their schedule. most [B]: drafts of each request at most; budget: the schedule's second argument, if it has one."""
-  running = state.finish == RUNNING
+  """Drafts and their schedule; budget: the schedule's second argument, if it has one."""
+  running, most = state.finish == RUNNING, limits.drafts
   proposal = _propose(method, drafter_params, state, sampling.replace(counts=state.counts))
   if method.draft_positions is not None:  # Beyond them the drafter knows no positions: those requests go on without it.
     known = state.cache.lengths + method.draft_length < method.draft_positions
@@ -360,7 +362,7 @@ def generate(
     target: Target, drafter: Drafter | None, prompts: Sequence[str | Sequence[int]], max_new_tokens: int | Sequence[int] = 64,
     temperature: float | Sequence[float] = 0.0, top_k: int | Sequence[int] = 0, top_p: float | Sequence[float] = 1.0,
     seed: int | None | Sequence[int | None] = 0, rule: str = "token", schedule: str | Schedule = "fixed",
-    draft_length: int | None = None, stop: Sequence[int | str] | None = None, logprobs: bool = False, ignore_eos: bool = False,
+    draft_length: int | Sequence[int] | None = None, stop: Sequence[int | str] | None = None, logprobs: bool = False, ignore_eos: bool = False,
     record: bool = False, **sampling_options,
 ) -> list[Completion]:
   """Decodes a batch of prompts (texts or token ids) to the end; lossless with any drafter, or with None.
@@ -370,7 +372,7 @@ def generate(
   or one a prompt; sampling_options: min_p, repetition_penalty, frequency_penalty, presence_penalty, logit_bias, banned, allowed
   (`specdec_jax.sampling.make_sampling`). stop: token ids, or
   texts, however they are spelled in tokens, besides the target's end-of-sequence ids (left out under ignore_eos).
-  draft_length: drafts a round, at most the drafter's γ. logprobs: the target's own, before any setting.
+  draft_length: drafts a round, at most the drafter's γ; one for all is compiled for, a list with one a prompt (0: none) is not. logprobs: the target's own, before any setting.
   schedule: "fixed", or a function of the confidences [B,L] (calibrated, where the drafter has a calibration) to lengths [B]; keep
   one function object, another one compiles anew. A schedule weighs requests against each other, so those that are sampled need seeds
   of their own. record: keep drafts and confidence logits of every round.
@@ -389,7 +391,10 @@ def generate(
   if np.size(max_new_tokens) not in (1, batch) or not np.issubdtype(np.asarray(max_new_tokens).dtype, np.integer):
     raise ValueError(f"max_new_tokens must be an integer, or {batch} of them, not {max_new_tokens}")
   caps = np.broadcast_to(np.asarray(max_new_tokens), (batch,))
-  method = make_method(target, drafter, draft_length, schedule, rule, logprobs, record)
+  drafts = None if draft_length is None or np.ndim(draft_length) == 0 else np.asarray(draft_length)
+  method = make_method(target, drafter, draft_length if drafts is None else None, schedule, rule, logprobs, record)
+  if drafts is not None and (drafts.shape != (batch,) or drafts.dtype.kind not in "iu" or drafts.min() < 0 or drafts.max() > method.draft_length):
+    raise ValueError(f"draft_length must be {batch} integers from 0 to {method.draft_length}, or one from 1, not {draft_length}")
   ids, errors = zip(*(prompt_ids(target, i, p, int(c)) for i, (p, c) in enumerate(zip(prompts, caps))))
   if all(errors):
     raise NoPromptServed(list(errors))
@@ -406,7 +411,7 @@ def generate(
                      "and one request's drafts would tell of the other's before those are admitted")
   stop_tokens, stop_texts = stops_of(target, stop, ignore_eos)
   stops = np.tile(stop_tokens, (batch, 1))
-  limits = Limits(jnp.asarray(caps, jnp.int32), jnp.asarray(stops, jnp.int32))
+  limits = Limits(*(None if x is None else jnp.asarray(x, jnp.int32) for x in (caps, stops, drafts)))
   state = init_state(target, method, batch, room(tokens.shape[1], int(caps.max()), method.draft_length)).replace(counts=sampling.counts)
   sampling = sampling.replace(counts=None)  # From here on the state's.
   weights = drafter.params if drafter else None

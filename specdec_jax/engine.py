@@ -89,7 +89,7 @@ def _first(method: Method, need: str, vocab: int, params, state: DecodeState, la
 
 
 def _draft(method: Method, need: str, vocab: int, drafter_params, state: DecodeState, settings: Settings, alive, most, budget) -> Draft:
-  return decode.draft(method, drafter_params, _living(state, alive), settings.sampling(vocab, need), most, budget)
+  return decode.draft(method, drafter_params, _living(state, alive), settings.sampling(vocab, need), settings.limits.replace(drafts=most), budget)
 
 
 def _verify(method: Method, bucket: int, params, cache: Cache, state: DecodeState, made: Draft, alive) -> Verified:

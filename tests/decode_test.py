@@ -218,6 +218,21 @@ def test_rewound_caches_equal_a_fresh_prefill(plain):
         np.testing.assert_allclose(x[b, :, : len(text)], y[0, :, : len(text)], atol=1e-5)
 
 
+def test_draft_lengths_by_request(plain):
+  """C41: one compilation for all lengths; a request without drafts has none, and no text changes."""
+  target = toys.target()
+  drafter, wanted = toys.block_drafter(target), [0, 1, 2, 3, 4, 5, 0, 3]
+  run = lambda lengths: specdec_jax.generate(target, drafter, PROMPTS, NEW, draft_length=lengths, ignore_eos=True)
+  done = run(wanted)
+  assert [c.tokens for c in done] == plain
+  assert [{d for d, _, _ in c.rounds} for c in done] == [{n} for n in wanted]
+  before = decode.compiled()
+  assert [c.tokens for c in run(wanted[::-1])] == plain and decode.compiled() == before
+  for wrong in ([1] * 7, [6] * 8, [-1] * 8, [0.5] * 8):
+    with pytest.raises(ValueError, match="draft_length must be 8 integers from 0 to 5"):
+      run(wrong)
+
+
 def test_bad_prompts_leave_their_mates_alone(plain):
   target = toys.target()
   prompts = [PROMPTS[0], [], [1] * 250, [61], PROMPTS[4], PROMPTS[5]]

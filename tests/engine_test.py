@@ -285,7 +285,7 @@ def test_lengths_that_change_from_round_to_round():
   text = output.tokens[0, :1].tolist()
   draft, verify, commit = (jax.jit(f, static_argnums=0) for f in (decode.draft, decode.verify_draft, decode.commit))
   for length in (4, 0, 0, 4, 2):
-    made = draft(method, drafter.params, state, sampling, jnp.array([length])) if length else decode.no_draft(1)
+    made = draft(method, drafter.params, state, sampling, limits.replace(drafts=jnp.array([length]))) if length else decode.no_draft(1)
     state, output = commit(method, drafter.params, state, made, verify(method, target.params, state, made), sampling, limits)
     text += output.tokens[0, : output.count[0]].tolist()
     assert output.drafted[0] == length
