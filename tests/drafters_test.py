@@ -54,7 +54,10 @@ def make(name, target=None):
 QUICK = ("dflash2", "rnn + conv", "eagle3 reduced, windowed")  # Between them every part; the others are slow.
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in [*BLOCKS, *SERIAL]])
+MOST_SLOW = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in [*BLOCKS, *SERIAL]]
+
+
+@pytest.mark.parametrize("name", MOST_SLOW)
 def test_text_is_the_targets(name):
   """Greedy: token for token, a batch of mixed lengths. Sampled: a request's tokens do not depend on its neighbours."""
   target, prompts = toys.target(), [[3, 1, 4], [2] * 9, [5, 6, 7, 8, 9]]
@@ -65,7 +68,7 @@ def test_text_is_the_targets(name):
   assert text(drafter, [prompts[2]] * 3, temperature=1.0, seed=3)[1] == crowd[2]
 
 
-@pytest.mark.parametrize("name", [*BLOCKS, *SERIAL])
+@pytest.mark.parametrize("name", MOST_SLOW)
 def test_drafts_come_from_q(name):
   """q sums to 1, holds every draft, and 512 first drafts follow it."""
   target, n = toys.target(), 512

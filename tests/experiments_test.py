@@ -20,6 +20,7 @@ def start(name, *arguments, check=True):
   return done
 
 
+@pytest.mark.slow
 def test_quickstart(tmp_path):
   done = start("quickstart", "--config=configs/tiny/quickstart.py:smoke", f"--workdir={tmp_path}", "--config.max_new_tokens=12")
   assert "accepted_length" in done.stdout and "tiny/dspark" in done.stdout
@@ -30,6 +31,7 @@ def test_quickstart(tmp_path):
   assert (tmp_path / "report.md").exists() and (tmp_path / "speed.png").exists() and (tmp_path / "position_acceptance.png").exists()
 
 
+@pytest.mark.slow
 def test_compare_drafters(tmp_path):
   seeds = "--config.drafters.dspark=('tiny/dspark','tiny/dspark')"
   start("compare_drafters", "--config=configs/tiny/compare.py:smoke", f"--workdir={tmp_path}", seeds)
@@ -118,6 +120,7 @@ def test_a_killed_training_goes_on(tmp_path):
   assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_the_notebook_runs():
   """The code cells of every notebook, in order, as Colab would run them."""
   for path in (ROOT / "notebooks").glob("*.ipynb"):
@@ -164,5 +167,25 @@ def test_calibration_and_cost(tmp_path):
   assert calibrate.load(tmp_path / "tiny_dspark", records[0]["drafter"]["hash"], 7).samples > 0
   assert (tmp_path / "tiny_dspark" / "reliability.png").exists() and (tmp_path / "tiny_dspark" / "threshold_sweep.png").exists()
   start("profile_sps", "--config=configs/tiny/sps.py:smoke", f"--workdir={tmp_path}")
-  table = cost.load(tmp_path / "sps_2.json", {"drafter": records[0]["drafter"]["hash"], "concurrency": 2})
-  assert table.tokens == (2, 8) and (tmp_path / "sps.png").exists()
+  table = cost.load(tmp_path / "sps_2.json", {"drafter": records[0]["drafter"]["hash"], "slots": 2})
+  assert table.tokens == (2, 4, 16) and (tmp_path / "sps.png").exists()
+
+
+@pytest.mark.slow
+def test_advise(tmp_path):
+  start("advise", "--config=configs/tiny/advise.py:smoke", f"--workdir={tmp_path}")
+  text = (tmp_path / "advice.md").read_text()
+  assert "| tiny/dspark, scheduled |" in text and "concurrency 2: most throughput with" in text and "assumed: costs measured" in text
+
+
+@pytest.mark.slow
+def test_serve_load(tmp_path):
+  """Closed and open loops, every text that of its solo run; a second run in the same folder must be of the same engines."""
+  run = lambda *options, **kw: start("serve_load", "--config=configs/tiny/serve.py:smoke", f"--workdir={tmp_path}", *options, **kw)
+  run()
+  records = report.read(tmp_path / "results.jsonl")
+  assert [(r["metrics"]["load"], r["metrics"]["method"]) for r in records] == [
+      (load, m) for load in ("closed", "poisson", "bursts") for m in ("asynchronous", "target alone")]
+  assert all(r["lossless"]["holds"] and r["compile"]["count"] == 0 for r in records) and (tmp_path / "load.png").exists()
+  done = run("--config.max_length=256", check=False)
+  assert done.returncode != 0 and "holds other work" in done.stderr and "max_length is 384, not 256" in done.stderr
