@@ -192,10 +192,12 @@ def decode_round(
 
 def draft(
     method: Method, drafter_params, state: DecodeState, sampling: Sampling, limits: Limits, budget: Int[""] | None = None,
+    reach: int | None = None,
 ) -> Draft:
-  """Drafts and their schedule; budget: the schedule's second argument, if it has one."""
+  """Drafts and their schedule; budget: the schedule's second argument, if it has one; reach: as in `verify_draft`."""
   running, most = state.finish == RUNNING, limits.drafts
-  proposal = _propose(method, drafter_params, state, sampling.replace(counts=state.counts))
+  context = jax.tree.map(lambda x: x.first(reach) if isinstance(x, Cache) else x, state.drafter, is_leaf=lambda x: isinstance(x, Cache))
+  proposal = _propose(method, drafter_params, state.replace(drafter=context), sampling.replace(counts=state.counts))
   if method.draft_positions is not None:  # Beyond them the drafter knows no positions: those requests go on without it.
     known = state.cache.lengths + method.draft_length < method.draft_positions
     most = jnp.where(known, method.draft_length if most is None else most, 0)
@@ -216,12 +218,15 @@ def _fed(state: DecodeState, made: Draft) -> Int["B L"]:
   return jnp.concatenate([state.anchor[:, None], jnp.maximum(made.proposal.drafts, 0)], 1)
 
 
-def verify_draft(method: Method, params, state: DecodeState, made: Draft, bucket: int | None = None) -> Verified:
+def verify_draft(
+    method: Method, params, state: DecodeState, made: Draft, bucket: int | None = None, reach: int | None = None,
+) -> Verified:
   """The target's pass over anchors and drafts. bucket: rows to compute, at least Σ(1 + lengths) of the running requests; all
-  B·(1 + L) where None. Rows behind a request's own length are then undefined."""
+  B·(1 + L) where None. Rows behind a request's own length are then undefined. reach: rows of the caches to read, at least those of
+  the longest running request and a block more; all where None."""
   fed = _fed(state, made)
   rows = None if bucket is None else flatten(jnp.where(state.finish == RUNNING, 1 + made.lengths, 0), fed.shape[1], bucket)
-  hidden, taps, cache = method.decoder.apply({"params": params}, fed, state.cache, taps=method.taps, rows=rows)
+  hidden, taps, cache = method.decoder.apply({"params": params}, fed, state.cache, taps=method.taps, rows=rows, reach=reach)
   logits = method.decoder.apply({"params": params}, hidden, method="logits")
   if rows is not None:
     logits, taps = rows.pad(logits), rows.pad(taps)

@@ -88,12 +88,13 @@ def _first(method: Method, need: str, vocab: int, params, state: DecodeState, la
   return decode.first_token(method, params, state, last, settings.sampling(vocab, need), settings.limits)
 
 
-def _draft(method: Method, need: str, vocab: int, drafter_params, state: DecodeState, settings: Settings, alive, most, budget) -> Draft:
-  return decode.draft(method, drafter_params, _living(state, alive), settings.sampling(vocab, need), settings.limits.replace(drafts=most), budget)
+def _draft(method: Method, need: str, vocab: int, reach: int, drafter_params, state: DecodeState, settings: Settings, alive, most, budget) -> Draft:
+  limits = settings.limits.replace(drafts=most)
+  return decode.draft(method, drafter_params, _living(state, alive), settings.sampling(vocab, need), limits, budget, reach)
 
 
-def _verify(method: Method, bucket: int, params, cache: Cache, state: DecodeState, made: Draft, alive) -> Verified:
-  return decode.verify_draft(method, params, _living(state.replace(cache=cache), alive), made, bucket)
+def _verify(method: Method, bucket: int, reach: int, params, cache: Cache, state: DecodeState, made: Draft, alive) -> Verified:
+  return decode.verify_draft(method, params, _living(state.replace(cache=cache), alive), made, bucket, reach)
 
 
 def _commit(
@@ -129,8 +130,8 @@ PROGRAMS = {
     "first": jax.jit(_first, static_argnums=(0, 1, 2), donate_argnums=4),
     "insert": jax.jit(_insert, static_argnums=0, donate_argnums=1),
     "reorder": jax.jit(_reorder, static_argnums=0),
-    "draft": jax.jit(_draft, static_argnums=(0, 1, 2)),
-    "verify": jax.jit(_verify, static_argnums=(0, 1), donate_argnums=3),
+    "draft": jax.jit(_draft, static_argnums=(0, 1, 2, 3)),
+    "verify": jax.jit(_verify, static_argnums=(0, 1, 2), donate_argnums=4),
     "commit": jax.jit(_commit, static_argnums=(0, 1, 2), donate_argnums=(4, 5)),
 }
 
@@ -256,7 +257,7 @@ class Engine:
   as many as the target has positions).
   schedule: "fixed" (draft_length drafts), "asynchronous" (by cost tables `sps`: one for each slot bucket, or one for all; `profile`
   measures them), or a function of the confidences, for whose lengths the host has to wait. buckets: rows of a verify call, by
-  slot bucket; needs: what code is compiled for (NEEDS), requests that need more are refused. queue: requests that may wait. chunk:
+  slot bucket; reaches: cache rows that a round reads (128, 256, …); needs: what code is compiled for (NEEDS), requests that need more are refused. queue: requests that may wait. chunk:
   prompt tokens read between two rounds. memory: bytes that caches may take; fewer slots where more do not fit. adaptive: pause
   drafting for a request that it does not pay for. overlap: launch a round before the one before is read. drafter may be a name;
   fallback: go on without a drafter that cannot be loaded or fails, and say so in every result, instead of raising.
@@ -271,7 +272,7 @@ class Engine:
       self, target: Target, drafter: Drafter | str | None = None, slots: int = 16, max_length: int | None = None,
       schedule: str | schedules.Schedule = "asynchronous", sps: CostTable | Mapping[int, CostTable] | None = None, rule: str = "token",
       draft_length: int | None = None, logprobs: bool = False, slot_buckets: Sequence[int] | None = None,
-      buckets: Mapping[int, Sequence[int]] | None = None, needs: Sequence[str] = NEEDS, queue: int = 1024, chunk: int = 128,
+      buckets: Mapping[int, Sequence[int]] | None = None, reaches: Sequence[int] | None = None, needs: Sequence[str] = NEEDS, queue: int = 1024, chunk: int = 128,
       memory: int | None = None, adaptive: bool = True, overlap: bool = True, fallback: bool = False,
       inject: Callable[[str], None] | None = None,
   ):
@@ -307,6 +308,7 @@ class Engine:
     self.slots, self.plan = slots, memory_plan(target, drafter, self.method, slots, self.length)
     self.slot_buckets = tuple(sorted({s for s in slot_buckets or _powers(slots) if s < slots} | {slots}))
     self.buckets = {s: self._grid(s, (buckets or {}).get(s)) for s in self.slot_buckets}
+    self.reaches = tuple(sorted({n for n in reaches or [128 * 2**i for i in range(20)] if n < self.length} | {self.length}))
     self.costs: dict[int, CostTable] = {}
     self._sps: dict[int, np.ndarray] = {}
     if sps is not None:
@@ -341,8 +343,16 @@ class Engine:
 
   def _bucket(self, size: int, tokens: int) -> int:
     """The smallest bucket that holds so many tokens."""
-    grid = self.buckets[size]
-    return grid[bisect.bisect_left(grid, tokens)]
+    return self._bucket_of(self.buckets[size], tokens)
+
+  @staticmethod
+  def _bucket_of(grid: Sequence[int], n: int) -> int:
+    return grid[bisect.bisect_left(grid, n)]
+
+  def _reach(self) -> int:
+    """Cache rows to read: those of the longest request, and what rounds in flight may have added."""
+    longest = max(len(r.prompt) + len(r.tokens) for r in self._live())
+    return self._bucket_of(self.reaches, min(longest + (1 + self.method.draft_length) * (2 + len(self._flights)), self.length))
 
   def use_costs(self, sps: CostTable | Mapping[int, CostTable]) -> None:
     """Cost tables for the asynchronous schedule and for judging drafts. Raises ValueError where one is missing."""
@@ -517,12 +527,12 @@ class Engine:
     need = max((r.need for r in self._live()), key=NEEDS.index)
     if need not in self._settings:
       self._settings[need] = jax.device_put(_stack(held, need, self.target.vocab))
-    budget, bucket = self._pick(held, most)
+    (budget, bucket), reach = self._pick(held, most), self._reach()
     drafting = bucket != size
     made = self._none[size]
     if drafting:
       try:
-        made = self._draft(need, self._settings[need], alive, most, budget)
+        made = self._draft(need, reach, self._settings[need], alive, most, budget)
       except jax.errors.JaxRuntimeError:
         raise
       except Exception as e:  # A drafter's own failure need not take the requests with it.
@@ -533,19 +543,19 @@ class Engine:
       if bucket is None:
         bucket = self._bucket(size, int(alive.sum() + np.asarray(made.lengths).sum()))
     self._undrafted = 0 if drafting else self._undrafted + 1
-    output = self._judge(need, self._settings[need], alive, made, bucket)
+    output = self._judge(need, reach, self._settings[need], alive, made, bucket)
     self._counts["bucket"][bucket] += 1
     self._counts["slots"][size] += 1
     self._fly(held, bucket, output, made.proposal.confidence)
 
-  def _draft(self, need: str, settings: Settings, alive, most, budget: int | None) -> Draft:
-    return self._launch(
-        "draft", self.method, need, self.target.vocab, self._weights, self._state, settings, alive, most, None if budget is None else np.int32(budget))
+  def _draft(self, need: str, reach: int, settings: Settings, alive, most, budget: int | None) -> Draft:
+    budget = None if budget is None else np.int32(budget)
+    return self._launch("draft", self.method, need, self.target.vocab, reach, self._weights, self._state, settings, alive, most, budget)
 
-  def _judge(self, need: str, settings: Settings, alive, made: Draft, bucket: int) -> RoundOutput:
+  def _judge(self, need: str, reach: int, settings: Settings, alive, made: Draft, bucket: int) -> RoundOutput:
     """Verifies and commits; the state is that after the round then."""
     cache, rest = self._state.cache, self._state.replace(cache=None)
-    verified = self._launch("verify", self.method, bucket, self.target.params, cache, rest, made, alive)
+    verified = self._launch("verify", self.method, bucket, reach, self.target.params, cache, rest, made, alive)
     self._state, output = self._launch(
         "commit", self.method, need, self.target.vocab, self._weights, rest, verified.cache, verified.replace(cache=None), made, settings, alive)
     return output
@@ -749,8 +759,8 @@ class Engine:
           PROGRAMS["reorder"](self.target.decoder.stacked, self._empty(other), np.zeros(size, np.int32))
         self._state = PROGRAMS["insert"](self.target.decoder.stacked, self._empty(size), row, np.int32(0))
         for need in self.needs:
-          for bucket in self.buckets[size] if self.method.drafter else (size,):
-            self._dry_round(size, need, bucket)
+          for bucket, reach in itertools.product(self.buckets[size] if self.method.drafter else (size,), self.reaches):
+            self._dry_round(size, need, bucket, reach)
     self.method, self._weights = whole
     self._state = self._empty(self.slot_buckets[0])
     self._held = [None] * self.slot_buckets[0]
@@ -758,15 +768,15 @@ class Engine:
     self._warm = compiled()
     return self._warm - before
 
-  def _dry_round(self, size: int, need: str, bucket: int) -> RoundOutput:
+  def _dry_round(self, size: int, need: str, bucket: int, reach: int) -> RoundOutput:
     """A round for nobody."""
     settings = jax.device_put(_stack([None] * size, need, self.target.vocab))
     alive = np.ones(size, bool)
     made = self._none[size]
     if bucket != size:
       most = np.full(size, self.method.draft_length, np.int32)
-      made = self._draft(need, settings, alive, most, bucket - size if self.asynchronous else None)
-    return self._judge(need, settings, alive, made, bucket)
+      made = self._draft(need, reach, settings, alive, most, bucket - size if self.asynchronous else None)
+    return self._judge(need, reach, settings, alive, made, bucket)
 
   def profile(self, context: int, repeats: int = 10, need: str = "plain") -> dict[int, CostTable]:
     """A cost table for each slot bucket: rounds with every slot taken, `context` tokens each, drafting included where there are
@@ -774,14 +784,14 @@ class Engine:
     self._check_idle("profile")
     if not 1 <= context <= self.max_length:
       raise ValueError(f"context {context} must be from 1 to {self.max_length} tokens")
-    tables = {}
+    tables, reach = {}, self._bucket_of(self.reaches, context + 1 + self.method.draft_length)
     for size in self.slot_buckets:
       def step(bucket: int, size=size) -> float:
         self._state = self._state.replace(
             cache=self._state.cache.replace(lengths=jnp.full(size, context, jnp.int32)), finish=jnp.full(size, RUNNING, jnp.int32))
         jax.block_until_ready(self._state)
         began = time.perf_counter()
-        self._dry_round(size, need, bucket).tokens.block_until_ready()
+        self._dry_round(size, need, bucket, reach).tokens.block_until_ready()
         return time.perf_counter() - began
 
       self._state = self._empty(size)

@@ -330,7 +330,7 @@ def test_budget_on_the_host_is_the_unconstrained_schedule(seed):
 
 @pytest.mark.parametrize("bucket", [5, 7, 12])
 def test_flattened_rows_are_the_padded_ones(bucket):
-  """Logits and taps of the rows that exist, and the cache behind them, whatever the bucket."""
+  """Logits and taps of the rows that exist, and the cache behind them, whatever the bucket and how much of the cache is read."""
   target = toys.target()
   method = dataclasses.replace(decode.make_method(target, toys.block_drafter(target), 3, "fixed", "token", False))
   state = decode.init_state(target, method, 3, 32)
@@ -340,8 +340,8 @@ def test_flattened_rows_are_the_padded_ones(bucket):
   made = decode.no_draft(3)
   made = made.replace(
       proposal=made.proposal.replace(drafts=jnp.arange(9).reshape(3, 3)), lengths=jnp.array([2, 0, 1]))
-  verify = jax.jit(decode.verify_draft, static_argnums=(0, 4))
-  padded, flat = verify(method, target.params, state, made, None), verify(method, target.params, state, made, bucket)
+  verify = jax.jit(decode.verify_draft, static_argnums=(0, 4, 5))
+  padded, flat = verify(method, target.params, state, made, None, None), verify(method, target.params, state, made, bucket, 4 + bucket)
   for b, rows in ((0, 3), (2, 2)):
     np.testing.assert_allclose(flat.logits[b, :rows], padded.logits[b, :rows], atol=1e-5)
     np.testing.assert_allclose(flat.taps[b, :rows], padded.taps[b, :rows], atol=1e-5)

@@ -5,6 +5,7 @@ rolling back drafts costs nothing, and a verify call may write more rows than ar
 """
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 
 from specdec_jax.typing import Float, Int
@@ -23,6 +24,12 @@ class Cache:
   def capacity(self) -> int:
     """Rows that a slot holds, S."""
     return self.keys[0].shape[-1]
+
+  def first(self, rows: int | None) -> "Cache":
+    """The first `rows` of each slot, to read; all where None."""
+    if rows is None:
+      return self
+    return self.replace(keys=jax.tree.map(lambda k: k[..., :rows], self.keys), values=jax.tree.map(lambda v: v[..., :rows, :], self.values))
 
 
 def init_cache(layers: int, batch: int, kv_heads: int, length: int, head_dim: int, dtype, stacked: bool) -> Cache:

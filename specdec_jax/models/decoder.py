@@ -52,7 +52,7 @@ class Decoder(nn.Module):
 
   def __call__(
       self, tokens: Int["B T"], cache: Cache | None = None, segments: Int["B T"] | None = None, taps: Sequence[int] = (),
-      rows: Rows | None = None,
+      rows: Rows | None = None, reach: int | None = None,
   ) -> tuple[Float["B T D"], Float["B T M D"], Cache | None]:
     """Final-normed hidden states, the raw outputs of the tapped layers (-1: the embedding), and the written cache.
 
@@ -60,11 +60,12 @@ class Decoder(nn.Module):
     committing is the caller's decision. Without one, `segments` [B,T] packs several texts in a row: 0 is padding, a token
     sees earlier tokens of its own segment only, and positions count from the segment's start.
 
-    rows: with a cache, the tokens that are computed; hidden states and taps are then [1,N,…], in their order.
+    rows: with a cache, the tokens that are computed; hidden states and taps are then [1,N,…], in their order. reach: rows of each slot
+    that are attended to, at least those of the longest one behind this call; all where None.
     """
     c = self.config
     start = cache.lengths if cache is not None else None
-    positions, visible = _cached_view(tokens, cache) if cache is not None else packed_view(tokens, segments)
+    positions, visible = _cached_view(tokens, cache, reach) if cache is not None else packed_view(tokens, segments)
     angles = rotary_angles(c.rotary, positions if rows is None else rows.flat(positions))
     key_positions = jnp.arange(visible.shape[-1])[None, None] if cache is not None else positions[:, None, :]
     x = jnp.take(self.embedding, tokens if rows is None else rows.flat(tokens), axis=0, mode="clip")
@@ -85,6 +86,8 @@ class Decoder(nn.Module):
         else:
           new = cache_lib.write_stacked(*buffers, index, k, v, start)
           held = tuple(jax.lax.dynamic_index_in_dim(b, index, keepdims=False) for b in new)
+        if buffers is not None:
+          held = held[0][..., :reach], held[1][..., :reach, :]
         out = attend(q, *(r.astype(h.dtype) for r in held), seen)
         if buffers is not None:  # The cache holds 0 for values that are no numbers; the row that they come from must not hide it.
           out = jnp.where(jnp.isfinite(v).all((2, 3))[..., None, None, None], out, jnp.nan)
@@ -143,9 +146,9 @@ def head_table(params) -> Float["V D"]:
   return params["head"]["kernel"] if "head" in params else params["embedding"]
 
 
-def _cached_view(tokens, cache: Cache) -> tuple[Int["B T"], Bool["B T S"]]:
+def _cached_view(tokens, cache: Cache, reach: int | None) -> tuple[Int["B T"], Bool["B T S"]]:
   positions = cache.lengths[:, None] + jnp.arange(tokens.shape[1])
-  return positions, jnp.arange(cache.capacity)[None, None] <= positions[..., None]
+  return positions, jnp.arange(min(reach or cache.capacity, cache.capacity))[None, None] <= positions[..., None]
 
 
 def packed_view(tokens: Int["B T"], segments: Int["B T"] | None) -> tuple[Int["B T"], Bool["B T S"]]:
