@@ -18,8 +18,8 @@ from rich import console as rich_console
 
 import specdec_jax
 from experiments import common
+from experiments.load import closed
 from experiments.measure import load_prompts
-from experiments.serve_load import closed
 from specdec_jax import facts, metrics, report
 from specdec_jax.data import prompts as prompts_lib
 from specdec_jax.engine import Engine, QueueFull, compiled

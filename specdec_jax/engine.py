@@ -157,7 +157,7 @@ class Served(Completion):
     return None if len(self.tokens) < 2 else (self.deliveries[-1][0] - self.deliveries[0][0]) / (len(self.tokens) - 1)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Request:
   """A request and what the host knows of it. epoch: how often it was put back into the queue."""
 
@@ -497,8 +497,8 @@ class Engine:
       row, last = self._launch("read", self.method, self.target.params, self._weights, filling.row, tokens, np.array([len(part)], np.int32))
       self._filling = dataclasses.replace(filling, done=filling.done + len(part), row=row)
       if self._filling.done == len(filling.text):
-        self._filling = None
         self._admit(filling.request, row, last)
+        self._filling = None
       if any(self._held):
         return
 
@@ -665,7 +665,9 @@ class Engine:
     if self._failures > MOST_FAILURES:
       raise RuntimeError(f"the device failed {self._failures} times in a row, last with {why}")
     self.restarts.append(why)
-    lost = [*self._live(), *([self._filling.request] if self._filling else ())]
+    lost = self._live()
+    if self._filling and self._filling.request not in lost:
+      lost.append(self._filling.request)
     self._flights.clear()
     self._filling = None
     self._requeue([r for r in lost if r.served is None])

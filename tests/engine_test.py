@@ -207,8 +207,10 @@ def test_failures_lose_no_request():
     if calls.count(program) % every == 0:
       raise error
 
-  device = make(inject=lambda p: p == "commit" and fail(p, jax.errors.JaxRuntimeError("INTERNAL: device lost")))
-  assert [c.tokens for c in serve(device)] == plain()
+  for program in ("read", "first", "insert", "reorder", "draft", "verify", "commit"):
+    device = make(inject=lambda p, program=program: p == program and fail(p, jax.errors.JaxRuntimeError("INTERNAL: device lost"), 4))
+    assert [c.tokens for c in serve(device)] == plain(), program
+    assert device.restarts or program == "reorder"
   assert device.restarts and "device lost" in device.restarts[0] and any("failures of the device" in h for h in device.stats()["health"])
   broken = lambda p: p == "draft" and fail(p, RuntimeError("no such operation"), 3)
   got = serve(make(fallback=True, inject=broken))

@@ -189,3 +189,11 @@ def test_serve_load(tmp_path):
   assert all(r["lossless"]["holds"] and r["compile"]["count"] == 0 for r in records) and (tmp_path / "load.png").exists()
   done = run("--config.max_length=256", check=False)
   assert done.returncode != 0 and "holds other work" in done.stderr and "max_length is 384, not 256" in done.stderr
+
+
+@pytest.mark.slow
+def test_protocol(tmp_path):
+  """The whole evaluation, soak with faults included, says yes to every line."""
+  start("protocol", "--config=configs/tiny/protocol.py:smoke", f"--workdir={tmp_path}")
+  text = (tmp_path / "protocol.md").read_text()
+  assert "- NO: " not in text and text.count("- yes: ") > 20 and "no request was lost" in text
