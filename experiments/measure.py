@@ -56,7 +56,8 @@ def decode_all(
 
 
 def recorded(config, target: Target, drafter: Drafter, prompts: Sequence[list[int]]):
-  """Full blocks of all prompts: (confidence logits [n,L], accepted [n], observed [n])."""
+  """Full blocks of `config.samples` answers to every prompt: (confidence logits [n,L], accepted [n], observed [n])."""
+  prompts = [p for p in prompts for _ in range(config.samples)]
   seeds = range(config.seed, config.seed + len(prompts))
   done = decode_all(target, drafter, prompts, config.batch, config.max_new_tokens, seeds, temperature=config.temperature, record=True)
   return calibrate.blocks(done, target.config.eos, drafter.model.draft_length, config.max_new_tokens)

@@ -596,6 +596,7 @@ class Engine:
     new, finish = output.tokens[slot, : output.count[slot]].tolist(), int(output.finish[slot])
     before = len(request.tokens)
     request.tokens += new
+    self._failures = 0
     if output.logprobs is not None:
       request.logprobs += output.logprobs[slot, : len(new)].tolist()
     if request.stop_texts:
@@ -717,7 +718,6 @@ class Engine:
   def _learn(self, request: _Request, counts: tuple[int, int, int], survival: Float["L"] | None) -> None:
     """From a round of a request: what its drafts are worth."""
     mean = lambda old, new: new if old is None else SMOOTHING * old + (1 - SMOOTHING) * new
-    self._failures = 0
     if survival is not None and request.speculation:
       request.survival = mean(request.survival, survival)
       self._survival = survival if self._survival is None else 0.98 * self._survival + 0.02 * survival

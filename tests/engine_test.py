@@ -208,7 +208,7 @@ def test_failures_lose_no_request():
       raise error
 
   for program in ("read", "first", "insert", "reorder", "draft", "verify", "commit"):
-    device = make(inject=lambda p, program=program: p == program and fail(p, jax.errors.JaxRuntimeError("INTERNAL: device lost"), 4))
+    device = make(inject=lambda p, program=program: p == program and fail(p, jax.errors.JaxRuntimeError("INTERNAL: device lost"), 7))
     assert [c.tokens for c in serve(device)] == plain(), program
     assert device.restarts or program == "reorder"
   assert device.restarts and "device lost" in device.restarts[0] and any("failures of the device" in h for h in device.stats()["health"])
