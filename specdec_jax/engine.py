@@ -532,7 +532,7 @@ class Engine:
     made = self._none[size]
     if drafting:
       try:
-        made = self._draft(need, reach, self._settings[need], alive, most, budget)
+        made = self._draft(self._launch, need, reach, self._settings[need], alive, most, budget)
       except jax.errors.JaxRuntimeError:
         raise
       except Exception as e:  # A drafter's own failure need not take the requests with it.
@@ -543,20 +543,20 @@ class Engine:
       if bucket is None:
         bucket = self._bucket(size, int(alive.sum() + np.asarray(made.lengths).sum()))
     self._undrafted = 0 if drafting else self._undrafted + 1
-    output = self._judge(need, reach, self._settings[need], alive, made, bucket)
+    output = self._judge(self._launch, need, reach, self._settings[need], alive, made, bucket)
     self._counts["bucket"][bucket] += 1
     self._counts["slots"][size] += 1
     self._fly(held, bucket, output, made.proposal.confidence)
 
-  def _draft(self, need: str, reach: int, settings: Settings, alive, most, budget: int | None) -> Draft:
+  def _draft(self, launch: Callable, need: str, reach: int, settings: Settings, alive, most, budget: int | None) -> Draft:
     budget = None if budget is None else np.int32(budget)
-    return self._launch("draft", self.method, need, self.target.vocab, reach, self._weights, self._state, settings, alive, most, budget)
+    return launch("draft", self.method, need, self.target.vocab, reach, self._weights, self._state, settings, alive, most, budget)
 
-  def _judge(self, need: str, reach: int, settings: Settings, alive, made: Draft, bucket: int) -> RoundOutput:
+  def _judge(self, launch: Callable, need: str, reach: int, settings: Settings, alive, made: Draft, bucket: int) -> RoundOutput:
     """Verifies and commits; the state is that after the round then."""
     cache, rest = self._state.cache, self._state.replace(cache=None)
-    verified = self._launch("verify", self.method, bucket, reach, self.target.params, cache, rest, made, alive)
-    self._state, output = self._launch(
+    verified = launch("verify", self.method, bucket, reach, self.target.params, cache, rest, made, alive)
+    self._state, output = launch(
         "commit", self.method, need, self.target.vocab, self._weights, rest, verified.cache, verified.replace(cache=None), made, settings, alive)
     return output
 
@@ -762,7 +762,7 @@ class Engine:
         self._state = PROGRAMS["insert"](self.target.decoder.stacked, self._empty(size), row, np.int32(0))
         for need in self.needs:
           for bucket, reach in itertools.product(self.buckets[size] if self.method.drafter else (size,), self.reaches):
-            self._dry_round(size, need, bucket, reach)
+            self._dry_round(size, need, bucket, reach, lambda program, *args: PROGRAMS[program](*args))
     self.method, self._weights = whole
     self._state = self._empty(self.slot_buckets[0])
     self._held = [None] * self.slot_buckets[0]
@@ -770,38 +770,62 @@ class Engine:
     self._warm = compiled()
     return self._warm - before
 
-  def _dry_round(self, size: int, need: str, bucket: int, reach: int) -> RoundOutput:
+  def _dry_round(self, size: int, need: str, bucket: int, reach: int, launch: Callable) -> RoundOutput:
     """A round for nobody."""
     settings = jax.device_put(_stack([None] * size, need, self.target.vocab))
     alive = np.ones(size, bool)
     made = self._none[size]
     if bucket != size:
       most = np.full(size, self.method.draft_length, np.int32)
-      made = self._draft(need, reach, settings, alive, most, bucket - size if self.asynchronous else None)
-    return self._judge(need, reach, settings, alive, made, bucket)
+      made = self._draft(launch, need, reach, settings, alive, most, bucket - size if self.asynchronous else None)
+    return self._judge(launch, need, reach, settings, alive, made, bucket)
 
   def profile(self, context: int, repeats: int = 10, need: str = "plain") -> dict[int, CostTable]:
     """A cost table for each slot bucket: rounds with every slot taken, `context` tokens each, drafting included where there are
     rows for drafts. Compiles what it needs. Raises RuntimeError while requests are served, ValueError for a context that does not fit."""
-    self._check_idle("profile")
-    if not 1 <= context <= self.max_length:
-      raise ValueError(f"context {context} must be from 1 to {self.max_length} tokens")
-    tables, reach = {}, self._bucket_of(self.reaches, context + 1 + self.method.draft_length)
+    tables = {}
     for size in self.slot_buckets:
-      def step(bucket: int, size=size) -> float:
-        self._state = self._state.replace(
-            cache=self._state.cache.replace(lengths=jnp.full(size, context, jnp.int32)), finish=jnp.full(size, RUNNING, jnp.int32))
-        jax.block_until_ready(self._state)
-        began = time.perf_counter()
-        self._dry_round(size, need, bucket, reach).tokens.block_until_ready()
-        return time.perf_counter() - began
-
-      self._state = self._empty(size)
+      steps = {n: functools.partial(lambda step: sum(step().values()), self._timed_round(size, n, context, need)) for n in self.buckets[size]}
       made_from = {**self.manifest(), "slots": size, "context": context, "need": need, "date": datetime.date.today().isoformat()}
-      tables[size] = cost.measure({n: functools.partial(step, n) for n in self.buckets[size]}, repeats, made_from)
+      tables[size] = cost.measure(steps, repeats, made_from)
     self._state = self._empty(self.slot_buckets[0])
     self._held = [None] * self.slot_buckets[0]
     return tables
+
+  def parts(self, size: int, context: int, repeats: int = 10, need: str = "plain") -> dict[str, float]:
+    """Median seconds of draft, verify and commit of a round with all drafts of `size` slots, each alone: the host waits for it.
+    Raises as `profile`."""
+    step = self._timed_round(size, self.buckets[size][-1], context, need)
+    step()
+    runs = [step() for _ in range(repeats)]
+    self._state = self._empty(self.slot_buckets[0])
+    self._held = [None] * self.slot_buckets[0]
+    return {name: float(np.median([r[name] for r in runs])) for name in runs[0]}
+
+  def _timed_round(self, size: int, bucket: int, context: int, need: str) -> Callable[[], dict[str, float]]:
+    """A function that runs a round for nobody and says how many seconds its parts took."""
+    self._check_idle("measuring")
+    if not 1 <= context <= self.max_length:
+      raise ValueError(f"context {context} must be from 1 to {self.max_length} tokens")
+    reach = self._bucket_of(self.reaches, context + 1 + self.method.draft_length)
+
+    def step() -> dict[str, float]:
+      if len(self._state.anchor) != size:
+        self._state = self._empty(size)
+      self._state = jax.block_until_ready(self._state.replace(
+          cache=self._state.cache.replace(lengths=np.full(size, context, np.int32)), finish=np.full(size, RUNNING, np.int32)))
+      times, began = {}, time.perf_counter()
+
+      def timed(program, *args):
+        nonlocal began
+        out = jax.block_until_ready(PROGRAMS[program](*args))
+        times[program], began = time.perf_counter() - began, time.perf_counter()
+        return out
+
+      self._dry_round(size, need, bucket, reach, timed)
+      return times
+
+    return step
 
   def _check_idle(self, what: str) -> None:
     if self._queue or self._filling or self._flights or any(self._held):

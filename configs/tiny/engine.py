@@ -1,0 +1,21 @@
+"""What the engine adds to its parts, for the embedded target with DSpark's drafter.
+
+  python -m experiments.bench_engine --config=configs/tiny/engine.py --workdir=runs/tiny_engine
+"""
+
+import ml_collections
+
+
+def get_config(variant: str = "full") -> ml_collections.ConfigDict:
+  c = ml_collections.ConfigDict()
+  c.target, c.drafter = "tiny", "tiny/dspark"
+  c.slots = (1, 4, 16)
+  c.context = 64
+  c.max_length = 384
+  c.need = "greedy"
+  c.rounds = 25  # of full slots, timed
+  c.repeats = 25
+  c.repeats_under_way = 5
+  if variant == "smoke":
+    c.slots, c.rounds, c.repeats, c.repeats_under_way = (2,), 3, 2, 1
+  return c
