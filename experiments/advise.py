@@ -16,6 +16,7 @@ from rich import table as rich_table
 
 import specdec_jax
 from experiments import common
+from experiments.load import buckets
 from experiments.measure import load_prompts, recorded
 from specdec_jax import advise, calibrate, cost, report
 from specdec_jax.engine import Engine
@@ -35,7 +36,7 @@ def blocks(config, target, drafter, prompts):
 def measured(config, target, drafter) -> dict[int, cost.CostTable]:
   engine = Engine(
       target, drafter, slots=max(config.concurrencies), max_length=config.context + 32, schedule="fixed", slot_buckets=config.concurrencies,
-      buckets={c: [round(c * x) for x in config.rows_per_slot] for c in config.concurrencies}, needs=("plain",))
+      buckets=buckets(config.concurrencies, config.rows_per_slot), needs=("plain",))
   return engine.profile(config.context, config.repeats)
 
 
@@ -95,6 +96,8 @@ def main(argv):
   config, workdir = common.settings()
   target = specdec_jax.load_target(config.target)
   drafters = {name: specdec_jax.load_drafter(name, target) for name in (config.serial, config.drafter)}
+  if drafters[config.drafter].model.draft_length < 2:
+    raise SystemExit(f"advise: {config.drafter} makes one draft a round: there is nothing to schedule")
   found = curves(config, target, drafters, load_prompts(config, target))
   ways = list(next(iter(found.values())))
   shown = rich_table.Table("tokens/s (a user's)", *map(str, found))
@@ -108,7 +111,8 @@ def main(argv):
     axes.plot([o[way].user_tps for o in found.values()], [o[way].throughput for o in found.values()], ".-", label=way)
     for c, o in found.items():
       report.append(workdir / "results.jsonl", common.record(
-          "advise", target, None, dataset="all", temperature=config.temperature, concurrency=c, schedule=way, rule="token", seed=config.seed,
+          "advise", target, next(({"name": d.name, "hash": d.hash} for name, d in drafters.items() if way.startswith(f"{name}, ")), None), dataset="all", temperature=config.temperature, concurrency=c, schedule=way, rule="token", seed=config.seed,
+          speculation={"on": way != "target alone", "why": None if way != "target alone" else "baseline"},
           notes="roofline" if config.get("roofline") else "measured costs", metrics={"throughput": o[way].throughput, "user_tps": o[way].user_tps, **{
               "accepted_length": o[way].accepted_length, "verify_length": o[way].verify_length}}))
   axes.set(xlabel="tokens per second of a user", ylabel="tokens per second of all", xscale="log", yscale="log")

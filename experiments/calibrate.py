@@ -93,7 +93,7 @@ def main(argv):
       raw, calibrated = map(calibrate.describe, found)
       records.append(common.record(
           "calibrate", target, {"name": drafter.name, "hash": drafter.hash}, seed=config.seed, dataset=dataset, temperature=config.temperature,
-          concurrency=config.batch, schedule="fixed", rule="token", n_requests=sum(len(ids[1::2]) for d, ids in prompts.items() if dataset in (d, "all")),
+          concurrency=config.batch, schedule="fixed", rule="token", n_requests=config.samples * sum(len(ids[1::2]) for d, ids in prompts.items() if dataset in (d, "all")),
           n_rounds=len(logits), speculation={"on": True, "why": None}, notes="; ".join(notes), metrics={
               "kind": "trained head" if drafter.config.confidence else "probability of the best token", "temperatures": list(made.temperatures),
               "raw": raw, "calibrated": calibrated, "threshold_sweep": sweeps[dataset]}))

@@ -17,6 +17,7 @@ from rich import table as rich_table
 
 import specdec_jax
 from experiments import common
+from experiments.load import buckets
 from specdec_jax import report
 from specdec_jax.engine import Engine
 
@@ -31,9 +32,9 @@ def main(argv):
   drafter = specdec_jax.load_drafter(config.drafter, target) if config.drafter else None
   engine = Engine(
       target, drafter, slots=max(config.slots), max_length=config.context + 32, schedule="fixed", slot_buckets=config.slots,
-      buckets={s: [round(s * x) for x in config.rows_per_slot] for s in config.slots}, needs=(config.need,))
+      buckets=buckets(config.slots, config.rows_per_slot), needs=(config.need,))
   began = time.perf_counter()
-  tables = engine.profile(config.context, config.repeats, config.need)
+  tables = engine.profile(config.context, config.repeats)
   figure = Figure(figsize=(6, 4), layout="constrained")
   axes = figure.subplots()
   shown = rich_table.Table("slots", "verify tokens: ms ± half the distance of the quartiles")

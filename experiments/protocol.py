@@ -2,14 +2,13 @@
 
   python -m experiments.protocol --config=configs/tiny/protocol.py --workdir=runs/tiny_protocol
 
-Greedy throughout, so that every text can be held against its solo run by the target alone, also under faults. The baseline is the
-same engine with speculation switched off, in the same process. One report: protocol.md.
+Greedy throughout, so that every text can be held against its solo run by the target alone, also under faults. The baseline is an
+engine without a drafter, in the same process, in turn. One report: protocol.md.
 """
 
 import itertools
 import os
 import random
-import statistics
 import time
 
 import jax
@@ -18,11 +17,11 @@ from rich import console as rich_console
 
 import specdec_jax
 from experiments import common
-from experiments.load import closed
+from experiments.load import buckets, closed, figures
 from experiments.measure import load_prompts
 from specdec_jax import facts, metrics, report
 from specdec_jax.data import prompts as prompts_lib
-from specdec_jax.engine import Engine, QueueFull, compiled
+from specdec_jax.engine import Engine, QueueFull
 
 common.define("configs/tiny/protocol.py")
 COLUMNS = (
@@ -32,11 +31,11 @@ COLUMNS = (
     ("accepted length", "metrics.accepted_length", ".2f"), ("cost a token", "metrics.cost_per_token", ".2e"), ("equal", lambda r: f"{r['lossless']['identical']}/{r['lossless']['n']}", ""))
 
 
-def make_engine(config, target, drafter, **options) -> Engine:
+def make_engine(config, target, drafter, schedule=None, **options) -> Engine:
   sizes = tuple(config.concurrencies)
   return Engine(
-      target, drafter, slots=max(sizes), max_length=config.max_length, schedule=config.schedule, slot_buckets=sizes, needs=("greedy",),
-      buckets={s: [round(s * x) for x in config.rows_per_slot] for s in sizes}, **options)
+      target, drafter, slots=max(sizes), max_length=config.max_length, schedule=schedule or config.schedule, slot_buckets=sizes,
+      needs=("greedy",), buckets=buckets(sizes, config.rows_per_slot), **options)
 
 
 def solo(target, prompts, new) -> dict[tuple, list[int]]:
@@ -45,33 +44,30 @@ def solo(target, prompts, new) -> dict[tuple, list[int]]:
   return {tuple(p): c.tokens for p, c in zip(prompts, done, strict=True)}
 
 
-def grid(config, engine: Engine, prompts, expected, workdir) -> list[dict]:
-  """Every task, length and concurrency, speculation on and off in turn."""
+def grid(config, engine: Engine, alone: Engine, prompts, expected, workdir) -> list[dict]:
+  """Every task, length and concurrency, by the engine and by one without a drafter in turn; the median run of each."""
   records = []
   for (task, ids), (length, new), concurrency in itertools.product(prompts.items(), config.new_tokens.items(), config.concurrencies):
+    requests = [(p, new) for p in itertools.islice(itertools.cycle(ids), max(len(ids), concurrency))]
+    runs = {alone: [], engine: []}
+    for repeat in range(config.repeats):
+      for one in (alone, engine) if repeat % 2 == 0 else (engine, alone):
+        before = one.compiled
+        served, wall = closed(one, requests, concurrency, temperature=0.0)
+        same = sum(s.tokens == expected[tuple(p)][:new] for s, (p, _) in zip(served, requests, strict=True))
+        runs[one].append({**figures(served, wall), "same": same, "compiled": one.compiled - before})
     base = None
-    for on in (False, True):
-      engine.set_speculation(on)
-      engine.forget()
-      before = compiled()
-      count = max(len(ids), concurrency)
-      served, wall = closed(engine, [(p, new) for p in itertools.islice(itertools.cycle(ids), count)], concurrency, {"temperature": 0.0})
-      same = sum(s.tokens == expected[tuple(p)][: len(s.tokens)] and (len(s.tokens) == new or s.finish_reason == "stop")
-                 for s, p in zip(served, itertools.cycle(ids)))
-      rate = sum(len(s.tokens) for s in served) / wall
-      base = rate if not on else base
-      drafted = metrics.acceptance([s.rounds for s in served if s.speculation["on"]])
-      tpot = [s.tpot for s in served if s.tpot]
+    for one, found in runs.items():
+      middle = sorted(found, key=lambda f: f["tokens_per_s"])[len(found) // 2]
+      same, base = min(f.pop("same") for f in found), base or middle["tokens_per_s"]
       records.append(common.record(
-          "protocol", engine.target, engine.drafter and {"name": engine.drafter.name, "hash": engine.drafter.hash}, seed=config.seed, dataset=task,
-          temperature=0.0, concurrency=concurrency, schedule=config.schedule, rule="token", n_requests=len(served), n_rounds=drafted["rounds"],
-          speculation={"on": on, "why": engine.why_off}, lossless={"contract": 1, "identical": same, "n": len(served), "holds": same == len(served)},
-          compile={"count": compiled() - before, "seconds": None}, notes=f"load {os.getloadavg()[0]:.1f}", metrics={
-              **drafted, "length": length, "tokens_per_s": rate, "speedup": rate / base, "ttft": metrics.percentiles(s.ttft for s in served),
-              "tpot": metrics.percentiles(tpot), "user_tps": 1 / statistics.median(tpot) if tpot else None,
-              "request_latency": metrics.percentiles(s.latency for s in served), "peak_memory": metrics.peak_memory_bytes(),
-              "drafter_bytes": engine.plan["drafter_bytes"], "cost_per_token": config.device_cost * jax.device_count() / rate,
-              "longest_repeat": max(metrics.longest_repeat(s.tokens) for s in served)}))
+          "protocol", one.target, one.drafter and {"name": one.drafter.name, "hash": one.drafter.hash}, seed=config.seed, dataset=task,
+          temperature=0.0, concurrency=concurrency, schedule=one.schedule, rule="token", n_requests=len(requests), n_rounds=middle["rounds"],
+          speculation={"on": one.drafter is not None, "why": one.why_off},
+          lossless={"contract": 1, "identical": same, "n": len(requests), "holds": same == len(requests)},
+          compile={"count": max(f.pop("compiled") for f in found), "seconds": None}, notes=f"median of {config.repeats}, load {os.getloadavg()[0]:.1f}",
+          metrics={**middle, "length": length, "speedup": middle["tokens_per_s"] / base, "drafter_bytes": one.plan["drafter_bytes"],
+                   "cost_per_token": config.device_cost * jax.device_count() / middle["tokens_per_s"]}))
       report.append(workdir / "results.jsonl", records[-1])
   return records
 
@@ -99,9 +95,12 @@ def checklist(config, engine: Engine, target, prompts, expected) -> list[tuple[s
   three = [engine.result(n) for n in numbers]
   off = engine.result(submit(speculation=False))
   late = engine.result(submit(deadline=0.0))
+  number = submit()
+  engine.step()
   engine.set_speculation(False)
-  switched = engine.result(submit())
+  engine.step()
   engine.set_speculation(True)
+  switched = engine.result(number)
   fallen = make_engine(config, target, "no/such/drafter", fallback=True)
   number = fallen.submit(ids, new)
   alone = fallen.result(number)
@@ -112,7 +111,7 @@ def checklist(config, engine: Engine, target, prompts, expected) -> list[tuple[s
        three[1].finish_reason == "cancelled" and three[0].tokens == three[2].tokens == want),
       ("speculation off by request: no drafts, the same text", off.tokens == want and not any(d for d, _, _ in off.rounds)),
       ("a deadline ends a request", late.finish_reason == "deadline"),
-      ("speculation off and on for all while running", switched.tokens == want and not any(d for d, _, _ in switched.rounds)),
+      ("speculation off and on for all while running", switched.tokens == want and any(not d for d, _, _ in switched.rounds)),
       ("a drafter that is missing is refused", refused((OSError, ValueError), lambda: make_engine(config, target, "no/such/drafter"))),
       ("or gone without, if that was asked for, and the result says so", alone.tokens == want and "cannot be loaded" in alone.speculation["why"]),
       ("a full queue refuses", refused(QueueFull, lambda: small.submit(ids, new))),
@@ -150,12 +149,11 @@ def soak(config, target, drafter, prompts, expected) -> tuple[dict, list[tuple[s
   engine = make_engine(config, target, drafter, fallback=True, queue=64)
   engine.warm_up()
   if engine.asynchronous:
-    engine.use_costs(engine.profile(config.context, config.profile_repeats, "greedy"))
+    engine.use_costs(engine.profile(config.context, config.profile_repeats))
   engine._inject = fail
   pool, live = [p for ids in prompts.values() for p in ids], {}
   counts = dict.fromkeys(("served", "wrong", "cancelled", "lost", "refused"), 0)
-  half = live_bytes = None
-  began, executables = time.perf_counter(), compiled()
+  half, began, executables = None, time.perf_counter(), engine.compiled
   total_submitted = 0
 
   def take():
@@ -166,6 +164,12 @@ def soak(config, target, drafter, prompts, expected) -> tuple[dict, list[tuple[s
       whole = s.tokens == want if s.finish_reason in ("stop", "length") else cancelled and s.tokens == want[: len(s.tokens)]
       counts["cancelled" if cancelled else "served"] += 1
       counts["wrong"] += not whole
+
+  def at_rest() -> int:
+    """Bytes alive when every request has been served."""
+    engine.run()
+    take()
+    return sum(x.nbytes for x in jax.live_arrays()) - sum(x.nbytes for x in jax.tree.leaves(engine._state))
 
   while time.perf_counter() - began < config.soak_seconds:
     if rng.random() < 0.3:
@@ -184,30 +188,26 @@ def soak(config, target, drafter, prompts, expected) -> tuple[dict, list[tuple[s
     engine.step()
     take()
     if half is None and time.perf_counter() - began > config.soak_seconds / 2:
-      half = sum(x.nbytes for x in jax.live_arrays())
-  engine.run()
-  take()
-  live_bytes = sum(x.nbytes for x in jax.live_arrays())
+      half = at_rest()
+  end = at_rest()
   counts["lost"] = len(live)
-  compiled_since = compiled() - executables
+  compiled_since = engine.compiled - executables
 
   def broken(program):
     if program == "draft":
       raise RuntimeError("injected: the drafter is broken")
 
-  engine.set_speculation(True)
-  engine._inject = broken
-  ids = pool[0]
-  number = engine.submit(ids, min(config.new_tokens.values()))
-  after = engine.result(number)
+  failing = make_engine(config, target, drafter, "fixed", fallback=True, inject=broken)
+  ids, new = pool[0], min(config.new_tokens.values())
+  after = failing.result(failing.submit(ids, new))
   found = {**counts, "submitted": total_submitted, "seconds": config.soak_seconds, "failures": len(engine.restarts), "compiled": compiled_since,
-           "live_bytes_half_way": half, "live_bytes_at_the_end": live_bytes, "peak_memory": metrics.peak_memory_bytes()}
+           "live_bytes_half_way": half, "live_bytes_at_the_end": end, "peak_memory": metrics.peak_memory_bytes()}
   return found, [
       ("no request was lost", not live and counts["served"] + counts["cancelled"] == total_submitted), ("no text was altered", not counts["wrong"]),
       ("the device failed, and was survived", bool(engine.restarts)), ("nothing was compiled", compiled_since == 0),
-      ("memory is flat from half way on", live_bytes <= 1.01 * half),
+      ("memory is flat from half way on", half is not None and end <= 1.01 * half),
       ("a drafter that raises is gone without, and the result says so",
-       after.tokens == expected[tuple(ids)][: len(after.tokens)] and "is broken" in (after.speculation["why"] or ""))]
+       after.tokens == expected[tuple(ids)][:new] and "is broken" in (after.speculation["why"] or ""))]
 
 
 def main(argv):
@@ -228,10 +228,12 @@ def main(argv):
   screen.print(f"planned: {engine.plan}")
   screen.print(f"warm-up: {engine.warm_up()} programs")
   if engine.asynchronous:
-    engine.use_costs(engine.profile(config.context, config.profile_repeats, "greedy"))
-  manifest = engine.manifest()
+    engine.use_costs(engine.profile(config.context, config.profile_repeats))
+  alone = make_engine(config, target, None)
+  alone.warm_up()
+  manifest = {k: v for k, v in engine.manifest().items() if k != "costs"} | {"buckets": engine.buckets}  # Costs are measured anew.
   facts.claim(workdir / "manifest.json", manifest, (workdir / "results.jsonl").exists())
-  records = grid(config, engine, prompts, expected, workdir)
+  records = grid(config, engine, alone, prompts, expected, workdir)
   sections = {"Checklist": checklist(config, engine, target, prompts, expected), "Boundary inputs": boundaries(engine, target, min(config.new_tokens.values()))}
   decay = metrics.acceptance([r for ids in prompts.values() for r in (engine.result(engine.submit(p, max(config.new_tokens.values()))).rounds for p in ids)])
   soaked, sections["Soak"] = soak(config, target, drafter, prompts, expected)
@@ -242,7 +244,7 @@ def main(argv):
       notes="injected failures of the device and of the drafter, cancels, switches"))
   equal = all(r["lossless"]["holds"] for r in records)
   sections["Losslessness"] = [(f"every request's text is that of its solo run, {sum(r['n_requests'] for r in records)} requests", equal)]
-  lines = [f"# {target.name} with {drafter.name}, {config.schedule}", "", "Manifest: " + ", ".join(f"{k} {v}" for k, v in manifest.items() if k not in ("costs", "calibration")), ""]
+  lines = [f"# {target.name} with {drafter.name}, {config.schedule}", "", "Manifest: " + ", ".join(f"{k} {v}" for k, v in manifest.items() if k != "calibration"), ""]
   for name, rows in sections.items():
     lines += [f"## {name}", *(f"- {'yes' if ok else 'NO'}: {what}" for what, ok in rows), ""]
   lines += [f"Soak: {soaked}", "", "Acceptance by position: " + " ".join("n/a" if x is None else f"{x:.2f}" for x in decay["position_acceptance"]), "",

@@ -8,7 +8,6 @@ bursts, whether or not the engine keeps up. Every engine serves the same request
 
 import os
 import random
-import statistics
 
 import matplotlib
 from absl import app
@@ -18,10 +17,10 @@ from rich import progress
 
 import specdec_jax
 from experiments import common
-from experiments.load import arrivals, closed, opened
+from experiments.load import arrivals, buckets, closed, figures, opened
 from experiments.measure import load_prompts
-from specdec_jax import facts, metrics, report
-from specdec_jax.engine import Engine, compiled
+from specdec_jax import facts, report
+from specdec_jax.engine import Engine
 
 common.define("configs/tiny/serve.py")
 COLUMNS = (
@@ -39,11 +38,11 @@ def make_engines(config, target) -> dict[str, Engine]:
     drafter = specdec_jax.load_drafter(m.drafter, target) if m.drafter else None
     engine = Engine(
         target, drafter, slots=max(config.concurrencies), max_length=config.max_length, schedule=m.schedule, draft_length=m.get("draft_length"),
-        slot_buckets=config.concurrencies, buckets={c: [round(c * x) for x in config.rows_per_slot] for c in config.concurrencies}
-        if m.schedule != "fixed" else {c: () for c in config.concurrencies}, needs=config.needs, adaptive=m.schedule != "fixed")
+        slot_buckets=config.concurrencies, buckets=buckets(config.concurrencies, config.rows_per_slot if m.schedule != "fixed" else ()),
+        needs=config.needs, adaptive=m.schedule != "fixed")
     engine.warm_up()
     if m.schedule == "asynchronous":
-      engine.use_costs(engine.profile(config.context, config.profile_repeats, config.needs[0]))
+      engine.use_costs(engine.profile(config.context, config.profile_repeats))
     engines[name] = engine
   return engines
 
@@ -51,20 +50,15 @@ def make_engines(config, target) -> dict[str, Engine]:
 def record(config, engine: Engine, name: str, load: str, concurrency, served, wall, expected, executables):
   """The results record of one run; `expected`: the target's own texts, where they must be equal."""
   stats = engine.stats()
-  drafted = [s for s in served if s.speculation["on"]]
-  acceptance = metrics.acceptance([s.rounds for s in drafted])
-  tpot = [s.tpot for s in served if s.tpot]
   same = None if expected is None else sum(s.tokens == e for s, e in zip(served, expected, strict=True))
   found = {
-      **acceptance, "load": load, "method": name, "tokens_per_s": sum(len(s.tokens) for s in served) / wall,
-      "user_tps": 1 / statistics.median(tpot) if tpot else None, "ttft": metrics.percentiles(s.ttft for s in served if s.ttft is not None),
-      "tpot": metrics.percentiles(tpot), "request_latency": metrics.percentiles(s.latency for s in served), "batch_use": stats["batch_use"],
+      **figures(served, wall), "load": load, "method": name, "batch_use": stats["batch_use"],
       "buckets": {str(k): v for k, v in stats["buckets"].items()}, "queue": {str(k): v for k, v in stats["queue"].items()},
-      "verify_tokens": {str(k): v for k, v in stats["verify_tokens"].items()}, "peak_memory": metrics.peak_memory_bytes(), **engine.plan}
+      "verify_tokens": {str(k): v for k, v in stats["verify_tokens"].items()}, **engine.plan}
   return common.record(
       "serve_load", engine.target, engine.drafter and {"name": engine.drafter.name, "hash": engine.drafter.hash}, seed=config.seed, dataset="all",
       temperature=config.temperature, concurrency=concurrency, schedule=engine.manifest()["schedule"], rule="token", n_requests=len(served),
-      n_rounds=acceptance["rounds"], speculation={"on": bool(drafted), "why": engine.why_off},
+      n_rounds=found["rounds"], speculation={"on": any(s.speculation["on"] for s in served), "why": engine.why_off},
       lossless={"contract": None if expected is None else 1, "identical": same, "n": len(served), "holds": None if same is None else same == len(served)},
       compile={"count": executables, "seconds": None}, metrics=found,
       notes="; ".join([f"median of {config.repeats}, load {os.getloadavg()[0]:.1f}", *stats["health"]]))
@@ -98,7 +92,6 @@ def main(argv):
   rng = random.Random(config.seed)
   requests = [(ids, new) for ids in sum(by_domain.values(), []) for new in [rng.choice(config.max_new_tokens)]]
   rng.shuffle(requests)
-  settings = dict(temperature=config.temperature)
   expected = None
   if config.temperature == 0:
     done = specdec_jax.generate(target, None, [ids for ids, _ in requests], [new for _, new in requests])
@@ -111,25 +104,30 @@ def main(argv):
     task = bar.add_task(target.name, total=len(loads) * config.repeats * len(config.methods), note="warm-up")
     engines = make_engines(config, target)
     for name, engine in engines.items():
-      facts.claim(workdir / f"manifest_{name.replace(' ', '_')}.json", engine.manifest(), (workdir / "results.jsonl").exists())
+      pinned = {k: v for k, v in engine.manifest().items() if k != "costs"}  # Which are measured anew.
+      facts.claim(workdir / f"manifest_{name.replace(' ', '_')}.json", pinned | {"buckets": engine.buckets}, (workdir / "results.jsonl").exists())
     for load, level in loads:
       runs = {name: [] for name in engines}
       for repeat in range(config.repeats):
         for name, engine in engines.items():
           bar.update(task, advance=1, note=f"{load} {level:g}: {name}")
-          before = compiled()
+          before = engine.compiled
           engine.forget()
           if load == "closed":
-            served, wall = closed(engine, requests[: config.requests_each * level], level, settings)
+            served, wall = closed(engine, requests[: config.requests_each * level], level, temperature=config.temperature)
           else:
-            served, wall = opened(engine, requests, arrivals(load, level, len(requests), config.burst, config.seed + repeat), settings)
+            served, wall = opened(engine, requests, arrivals(load, level, len(requests), config.burst, config.seed + repeat), temperature=config.temperature)
           runs[name].append(record(
               config, engine, name, load, level if load == "closed" else max(engine.slot_buckets), served, wall,
-              expected and expected[: len(served)], compiled() - before))
+              expected and expected[: len(served)], engine.compiled - before))
           if load != "closed":
             runs[name][-1]["metrics"]["rate"] = level
       for found in runs.values():
         records.append(sorted(found, key=lambda r: r["metrics"]["tokens_per_s"])[len(found) // 2])
+        if expected is not None:  # Of all repeats.
+          same = min(r["lossless"]["identical"] for r in found)
+          records[-1]["lossless"] |= {"identical": same, "holds": same == records[-1]["lossless"]["n"]}
+        records[-1]["compile"]["count"] = max(r["compile"]["count"] for r in found)
         report.append(workdir / "results.jsonl", records[-1])
   screen.print(report.table(records, COLUMNS))
   (workdir / "load.md").write_text(report.markdown(records, COLUMNS) + "\n")

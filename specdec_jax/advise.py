@@ -55,7 +55,9 @@ def replay(
   rng = np.random.default_rng(seed)
   members = [np.flatnonzero(group == g) for g in np.unique(group)]
   whose = rng.integers(0, len(members), (steps, concurrency))
-  now, older = (np.choose(whose, [rng.choice(m, whose.shape) for m in members]) for _ in range(2))
+  sizes, order = np.array([len(m) for m in members]), np.concatenate(members)
+  first = np.cumsum(sizes) - sizes
+  now, older = (order[first[whose] + rng.integers(0, sizes[whose])] for _ in range(2))
   sps = np.asarray(sps, np.float32)
   chosen = np.asarray(jax.jit(jax.vmap(lengths, (0, 0, None)))(confidence[now], confidence[older], sps))
   emitted = 1 + np.minimum(accepted[now], chosen)

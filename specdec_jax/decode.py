@@ -99,7 +99,7 @@ class Limits:
   round, or None for no limit."""
 
   caps: Int["B"]
-  stops: jax.Array
+  stops: Int["B n"]
   drafts: Int["B"] | None = None
 
 
@@ -417,7 +417,7 @@ def generate(
   stop_tokens, stop_texts = stops_of(target, stop, ignore_eos)
   stops = np.tile(stop_tokens, (batch, 1))
   limits = Limits(*(None if x is None else jnp.asarray(x, jnp.int32) for x in (caps, stops, drafts)))
-  state = init_state(target, method, batch, room(tokens.shape[1], int(caps.max()), method.draft_length)).replace(counts=sampling.counts)
+  state = init_state(method, batch, room(tokens.shape[1], int(caps.max()), method.draft_length), target.dtype).replace(counts=sampling.counts)
   sampling = sampling.replace(counts=None)  # From here on the state's.
   weights = drafter.params if drafter else None
   state, output = _prefill(method, target.params, weights, state, jnp.asarray(tokens), jnp.asarray(lengths, jnp.int32), sampling, limits)
@@ -547,11 +547,11 @@ def round_up(n: int, step: int) -> int:
   return -(-n // step) * step
 
 
-def init_state(target: Target, method: Method, batch: int, length: int) -> DecodeState:
-  """An empty state of `batch` slots, each with room for `length` tokens."""
+def init_state(method: Method, batch: int, length: int, dtype: str = "float32") -> DecodeState:
+  """An empty state of `batch` slots, each with room for `length` tokens; dtype: of the target's cache."""
   zeros = jnp.zeros((batch,), jnp.int32)
   return DecodeState(
-      cache=target.init_cache(batch, length), drafter=method.drafter.init_state(batch, length) if method.drafter else None,
+      cache=method.decoder.init_cache(batch, length, dtype), drafter=method.drafter.init_state(batch, length) if method.drafter else None,
       anchor=zeros, emitted=zeros + 0, finish=zeros + 0)
 
 

@@ -48,8 +48,8 @@ class QueueFull(RuntimeError):
 
 @flax.struct.dataclass
 class Settings:
-  """Sampling and limits by slot; bias and prompt [B,V] only where a request needs the full code. seeds [B,2]: the request's, and
-  which of the requests that have it now this one is."""
+  """Sampling and limits by slot; bias and prompt [B,V] only where a request needs the full code. seeds (uint32): the request's, and
+  how many had it before under a schedule, where equal noise would tell of each other (see schedule.py)."""
 
   temperature: Float["B"]
   top_k: Int["B"]
@@ -58,9 +58,9 @@ class Settings:
   repetition: Float["B"]
   frequency: Float["B"]
   presence: Float["B"]
-  seeds: jax.Array
+  seeds: Int["B 2"]
   caps: Int["B"]
-  stops: jax.Array
+  stops: Int["B n"]
   bias: Float["B V"] | None = None
   prompt: Bool["B V"] | None = None
 
@@ -120,8 +120,8 @@ def _reorder(stacked: bool, state: DecodeState, order: Int["B"]) -> DecodeState:
   return _each_slot(stacked, lambda axis, x: jnp.take(x, order, axis, mode="clip"), state)
 
 
-def _empty(target: Target, method: Method, length: int, emitted: Int["B"], counts: Int["B V"], finish: Int["B"]) -> DecodeState:
-  return decode.init_state(target, method, emitted.shape[0], length).replace(emitted=emitted, counts=counts, finish=finish)
+def _empty(method: Method, length: int, dtype: str, emitted: Int["B"], counts: Int["B V"], finish: Int["B"]) -> DecodeState:
+  return decode.init_state(method, emitted.shape[0], length, dtype).replace(emitted=emitted, counts=counts, finish=finish)
 
 
 PROGRAMS = {
@@ -136,15 +136,10 @@ PROGRAMS = {
 }
 
 
-def compiled() -> int:
-  """Executables that engines have compiled so far in this process."""
-  return sum(p._cache_size() for p in PROGRAMS.values())
-
-
 @dataclasses.dataclass(frozen=True)
 class Served(Completion):
   """A completion, and when: seconds from submission to the first token and to the end, and of every delivery (at, tokens).
-  speculation: whether it was drafted for, and why not where not. finish_reason may be "cancelled" or "deadline", too."""
+  speculation: whether it could be drafted for, and why it was not, or not to the end. finish_reason may be "cancelled" or "deadline", too."""
 
   ttft: float | None = None
   latency: float = 0.0
@@ -176,6 +171,7 @@ class _Request:
   deliveries: list[tuple[float, int]] = dataclasses.field(default_factory=list)
   survival: np.ndarray | None = None  # Running mean over its rounds.
   gain: float | None = None  # Running mean of accepted drafts a verified one.
+  offered: bool = False  # Whether it could be drafted for at all.
   judged: int = 0
   paused: int = 0
   pause: int = PAUSE
@@ -211,16 +207,18 @@ def memory_plan(target: Target, drafter: Drafter | None, method: Method, slots: 
   shared = {id(x) for x in jax.tree.leaves(target.params)}
   weights = size(target.params)
   drafter_bytes = 0 if drafter is None else size([x for x in jax.tree.leaves(drafter.params) if id(x) not in shared])
-  slot = size(jax.eval_shape(lambda: decode.init_state(target, method, 1, length)))
+  slot = size(jax.eval_shape(lambda: decode.init_state(method, 1, length, target.dtype))) + 4 * target.vocab  # With its counts.
   return {"target_bytes": weights, "drafter_bytes": drafter_bytes, "slot_bytes": slot, "cache_bytes": slots * slot,
           "peak_bytes": weights + drafter_bytes + 2 * slots * slot}
 
 
-def best_budget(survival: Float["n L"], rows: int, sps: Float["n"]) -> int:
-  """How many drafts `schedule.unconstrained` would verify, on the host: survival of the drafts of each request that may have some,
-  `rows` requests in all."""
+def best_budget(survival: Float["B L"], running: int, sps: Float["n"], slots: int = 1) -> int:
+  """How many drafts `schedule.unconstrained` would verify, on the host: survival of the drafts of each request that may have some, of
+  `running` requests in all. A round with drafts takes more tokens than there are `slots`, real or not."""
   best = -np.sort(-survival[survival > 0])
-  theta = (rows + np.concatenate([[0.0], np.cumsum(best)])) * sps[rows - 1 : rows + len(best)]
+  tokens = np.maximum(running + np.arange(len(best) + 1), slots + 1)
+  tokens[0] = max(running, slots)
+  theta = (running + np.concatenate([[0.0], np.cumsum(best)])) * sps[tokens - 1]
   return int(np.argmax(theta))
 
 
@@ -260,12 +258,13 @@ class Engine:
   slot bucket; reaches: cache rows that a round reads (128, 256, …); needs: what code is compiled for (NEEDS), requests that need more are refused. queue: requests that may wait. chunk:
   prompt tokens read between two rounds. memory: bytes that caches may take; fewer slots where more do not fit. adaptive: pause
   drafting for a request that it does not pay for. overlap: launch a round before the one before is read. drafter may be a name;
-  fallback: go on without a drafter that cannot be loaded or fails, and say so in every result, instead of raising.
+  fallback: go on without a drafter that cannot be loaded, raises while it drafts or gives no numbers, and say so in every result.
   inject: called with the name of every program before it is launched; may raise (for tests of faults).
 
-  Under a schedule a sampled text depends on what was scheduled beside it, though its distribution does not; under "fixed" and
-  rule "token" it depends on the request and its seed alone (`Sampling.round_keys`). Raises ValueError for settings that do not
-  fit, CostTableMissing for an asynchronous schedule without a table.
+  Under a schedule, or where drafting is paused or switched, a sampled text depends on what was served beside it, though its
+  distribution does not, and a seed that comes again gets other noise; under "fixed" lengths and rule "token" it depends on the
+  request and its seed alone (`Sampling.round_keys`). Raises ValueError for settings that do not fit; `submit` raises CostTableMissing for an
+  asynchronous schedule without tables.
   """
 
   def __init__(
@@ -293,6 +292,8 @@ class Engine:
         raise ValueError(f"{name} must be at least 1, not {value}")
     if not needs or not set(needs) <= set(NEEDS):
       raise ValueError(f"needs must be some of {', '.join(NEEDS)}, not {needs}")
+    if not callable(schedule) and schedule not in ("fixed", "asynchronous"):
+      raise ValueError(f"unknown schedule {schedule!r}: 'fixed', 'asynchronous', or a function of the confidences")
     self.asynchronous = schedule == "asynchronous" and drafter is not None
     chosen = "fixed" if drafter is None else schedules.by_rank if self.asynchronous else schedule
     self.method = decode.make_method(target, drafter, draft_length if drafter else None, chosen, rule, logprobs)
@@ -306,21 +307,22 @@ class Engine:
         raise ValueError(f"a slot of {max_length} tokens takes {slot} bytes, more than the {memory} of memory")
       slots = min(slots, memory // slot)
     self.slots, self.plan = slots, memory_plan(target, drafter, self.method, slots, self.length)
-    self.slot_buckets = tuple(sorted({s for s in slot_buckets or _powers(slots) if s < slots} | {slots}))
+    self.slot_buckets = tuple(sorted({s for s in (_powers(slots) if slot_buckets is None else slot_buckets) if s < slots} | {slots}))
     self.buckets = {s: self._grid(s, (buckets or {}).get(s)) for s in self.slot_buckets}
-    self.reaches = tuple(sorted({n for n in reaches or [128 * 2**i for i in range(20)] if n < self.length} | {self.length}))
+    self.reaches = tuple(sorted({n for n in ([128 * 2**i for i in range(20)] if reaches is None else reaches) if n < self.length} | {self.length}))
     self.costs: dict[int, CostTable] = {}
     self._sps: dict[int, np.ndarray] = {}
     if sps is not None:
       self.use_costs(sps)
     self._inject = inject or (lambda program: None)
     self._weights = drafter.params if drafter else None
+    self.compiled = 0
     self._none = {s: decode.no_draft(s) for s in self.slot_buckets}
     self._speculate, self._warm = drafter is not None, None
     self._survival, self._undrafted = None, 0
     self._queue: collections.deque[_Request] = collections.deque()
     self._requests: dict[int, _Request] = {}
-    self._ids = itertools.count()
+    self._ids, self._seeds = itertools.count(), collections.Counter()
     self._flights: collections.deque[_Flight] = collections.deque()
     self._filling: _Filling | None = None
     self._held: list[_Request | None] = [None] * self.slot_buckets[0]
@@ -339,11 +341,15 @@ class Engine:
   def _grid(self, size: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
     """Rows that a verify call of `size` slots may have: one a slot, every draft of every slot, and some between."""
     most = size * (1 + self.method.draft_length)
-    return tuple(sorted({n for n in wanted or cost.buckets(most) if size < n < most} | {size, most}))
+    return tuple(sorted({n for n in (cost.buckets(most) if wanted is None else wanted) if size < n < most} | {size, most}))
 
   def _bucket(self, size: int, tokens: int) -> int:
     """The smallest bucket that holds so many tokens."""
     return self._bucket_of(self.buckets[size], tokens)
+
+  def _draft_bucket(self, size: int, tokens: int) -> int:
+    """The same for a round with drafts: `size` itself is that of rounds without."""
+    return self._bucket(size, max(tokens, size + 1))
 
   @staticmethod
   def _bucket_of(grid: Sequence[int], n: int) -> int:
@@ -386,7 +392,7 @@ class Engine:
     if len(stop_ids) > STOP_IDS:
       raise ValueError(f"{len(stop_ids)} stop tokens; a request may have {STOP_IDS}")
     if self.asynchronous and not self.costs:
-      raise CostTableMissing("the asynchronous schedule needs cost tables: Engine(sps=…), or engine.use_costs(engine.profile())")
+      raise CostTableMissing("the asynchronous schedule needs cost tables: Engine(sps=…), or engine.use_costs(engine.profile(context))")
     made = host_sampling(1, self.target.vocab, seed=seed, prompts=[ids], **sampling_options)
     need = ("full" if any(x is not None for x in (made.bias, made.counts)) else "greedy" if made.temperature is None else
             "filtered" if any(x is not None for x in (made.top_k, made.top_p, made.min_p)) else "plain")
@@ -396,6 +402,9 @@ class Engine:
     row = {k: v if getattr(made, k) is None else getattr(made, k)[0] for k, v in (_DEFAULTS | {"bias": None, "prompt": None}).items()}
     row |= {"caps": max_new_tokens, "stops": np.array(stop_ids + [-1] * (STOP_IDS - len(stop_ids)), np.int32),
             "seeds": np.array([made.keys[0], 0], np.uint32)}
+    if seed is not None and (self.method.schedule is not None or self.method.rule == "block"):
+      row["seeds"][1] = self._seeds[int(made.keys[0])]
+      self._seeds[int(made.keys[0])] += 1
     now = time.perf_counter()
     request = _Request(
         next(self._ids), ids, row, able[0], stop_texts, speculation and self.drafter is not None, now, None if deadline is None else now + deadline,
@@ -442,7 +451,9 @@ class Engine:
     """Turns drafting off, or on again, for all; contexts are kept up meanwhile."""
     if on and self.method.drafter is None:
       raise ValueError(f"there is nothing to draft with: {self.why_off}")
-    self._speculate, self.why_off = on, None if on else "turned off"
+    self._speculate = on
+    if self.method.drafter is not None:  # Else the reason stays what it was.
+      self.why_off = None if on else "turned off"
 
   def _request(self, number: int) -> _Request:
     if number not in self._requests:
@@ -476,10 +487,9 @@ class Engine:
     return [r for r in self._held if r is not None]
 
   def _fill(self) -> None:
-    """Reads the next chunk of a waiting prompt; whole prompts while nobody is kept waiting by that."""
+    """Reads the next `chunk` tokens of waiting prompts, of several where they are short; all of one while nobody is kept waiting by that."""
+    spent = 0
     while True:
-      while self._queue and self._queue[0].served:
-        self._queue.popleft()
       if self._filling is not None and self._filling.request.served:
         self._filling = None
       if self._filling is None:
@@ -493,23 +503,20 @@ class Engine:
       filling = self._filling
       part = filling.text[filling.done : filling.done + self.chunk]
       tokens = np.zeros((1, _chunk_bucket(len(part), self.chunk)), np.int32)
+      spent += tokens.size
+      if any(self._held) and spent > self.chunk:
+        return
       tokens[0, : len(part)] = part
       row, last = self._launch("read", self.method, self.target.params, self._weights, filling.row, tokens, np.array([len(part)], np.int32))
       self._filling = dataclasses.replace(filling, done=filling.done + len(part), row=row)
       if self._filling.done == len(filling.text):
         self._admit(filling.request, row, last)
         self._filling = None
-      if any(self._held):
-        return
 
   def _admit(self, request: _Request, row: DecodeState, last) -> None:
     live = self._live()
     if len(live) == len(self._held):
       self._resize(min(s for s in self.slot_buckets if s > len(live)))
-    seeds = request.settings["seeds"]
-    if self.method.schedule is not None or self.method.rule == "block":  # Equal seeds would share their noise: see schedule.py.
-      taken = {int(r.settings["seeds"][1]) for r in live if r.settings["seeds"][0] == seeds[0]}
-      seeds[1] = next(i for i in itertools.count() if i not in taken)
     row, output = self._launch(
         "first", self.method, request.need, self.target.vocab, self.target.params, row, last, _stack([request], request.need, self.target.vocab))
     slot = self._held.index(None)
@@ -541,11 +548,9 @@ class Engine:
         self._drop_drafter(f"the drafter failed: {type(e).__name__}: {e}")
         return self._round()
       if bucket is None:
-        bucket = self._bucket(size, int(alive.sum() + np.asarray(made.lengths).sum()))
+        bucket = self._draft_bucket(size, int(alive.sum() + np.asarray(made.lengths).sum()))
     self._undrafted = 0 if drafting else self._undrafted + 1
     output = self._judge(self._launch, need, reach, self._settings[need], alive, made, bucket)
-    self._counts["bucket"][bucket] += 1
-    self._counts["slots"][size] += 1
     self._fly(held, bucket, output, made.proposal.confidence)
 
   def _draft(self, launch: Callable, need: str, reach: int, settings: Settings, alive, most, budget: int | None) -> Draft:
@@ -562,7 +567,13 @@ class Engine:
 
   def _launch(self, program: str, *args):
     self._inject(program)
-    return PROGRAMS[program](*args)
+    return self._run(program, *args)
+
+  def _run(self, program: str, *args):
+    before = PROGRAMS[program]._cache_size()
+    out = PROGRAMS[program](*args)
+    self.compiled += PROGRAMS[program]._cache_size() - before
+    return out
 
   def _fly(self, requests, bucket, output, confidence) -> None:
     for leaf in jax.tree.leaves((output, confidence)):
@@ -588,11 +599,14 @@ class Engine:
         request.rounds.append(counts)
         verified += 1 + counts[0]
         self._learn(request, counts, None if survival is None else survival[slot])
-      self._deliver(request, output, slot)
+      self._deliver(request, output, slot, flight.bucket is not None)
     if flight.bucket is not None:
       self._counts["verify_tokens"][verified] += 1
+      self._counts["bucket"][flight.bucket] += 1
+      self._counts["slots"][len(flight.requests)] += 1
 
-  def _deliver(self, request: _Request, output: RoundOutput, slot: int) -> None:
+  def _deliver(self, request: _Request, output: RoundOutput, slot: int, flight_round: bool) -> None:
+    """Takes in a request's tokens of a round, or its first one."""
     new, finish = output.tokens[slot, : output.count[slot]].tolist(), int(output.finish[slot])
     before = len(request.tokens)
     request.tokens += new
@@ -605,7 +619,9 @@ class Engine:
         count, text = end
         new = request.tokens[before:count]
         del request.tokens[count:], request.logprobs[count:]
-        request.rounds = decode.cut_rounds(request.rounds, count - 1)
+        if flight_round:
+          drafted, accepted, _ = request.rounds.pop()
+          request.rounds.append((drafted, min(accepted, len(new)), len(new)))
         request.deliveries.append((time.perf_counter() - request.submitted, len(new)))
         return self._finish(request, "stop", text=text)
     if new:
@@ -620,11 +636,13 @@ class Engine:
     if text is None and self.target.tokenizer:
       text = self.target.tokenizer.decode(request.tokens)
     drafted = any(d for d, _, _ in request.rounds)
-    why = request.why or self.why_off
+    why = request.why or self.why_off or (None if drafted else "no draft was worth its cost")
     request.served = Served(
         list(request.tokens), text, reason, list(request.rounds), list(request.logprobs) if self.method.logprobs else None, error,
         ttft=request.deliveries[0][0] if request.deliveries else None, latency=time.perf_counter() - request.submitted,
-        deliveries=tuple(request.deliveries), speculation={"on": drafted, "why": why})
+        deliveries=tuple(request.deliveries), speculation={"on": request.offered, "why": why})
+    if request in self._queue:
+      self._queue.remove(request)
     self._held = [None if r is request else r for r in self._held]
     self._settings.clear()
     self._done.append(request.served)
@@ -634,7 +652,7 @@ class Engine:
   def _empty(self, size: int, emitted=None, counts=None, finish: int = STOP) -> DecodeState:
     emitted = np.zeros(size, np.int32) if emitted is None else emitted
     counts = np.zeros((size, self.target.vocab), np.int32) if counts is None else counts
-    return PROGRAMS["empty"](self.target, self.method, self.length, emitted, counts, np.full(size, finish, np.int32))
+    return self._run("empty", self.method, self.length, self.target.dtype, emitted, counts, np.full(size, finish, np.int32))
 
   def _resize(self, size: int) -> None:
     """Moves the running requests to the first of `size` slots."""
@@ -681,7 +699,7 @@ class Engine:
     self._weights, self._speculate, self.why_off = None, False, why
     self._state = self._state.replace(drafter=None)
     if self._filling is not None:
-      self._queue.appendleft(self._filling.request)
+      self._requeue([self._filling.request])
       self._filling = None
 
   # What to verify.
@@ -690,6 +708,7 @@ class Engine:
     """Drafts that a request may have verified this round."""
     if not self._speculate or not request.speculation:
       return 0
+    request.offered = True
     if request.paused:
       request.paused -= 1
       return 0
@@ -698,22 +717,22 @@ class Engine:
   def _pick(self, held: Sequence[_Request | None], most: Int["B"]) -> tuple[int | None, int | None]:
     """(drafts that the schedule may admit, rows of the verify call). No budget where the lengths are fixed; no bucket where the
     schedule has to be asked first."""
-    size, rows = len(held), sum(r is not None for r in held)
+    size, running = len(held), sum(r is not None for r in held)
     if not most.any():
       return None, size
     if self.method.schedule is None:
-      return None, self._bucket(size, rows + int(most.sum()))
+      return None, self._draft_bucket(size, running + int(most.sum()))
     if not self.asynchronous:
       return None, None
     known = [self._survival if r.survival is None else r.survival for r, m in zip(held, most) if m]
     if any(k is None for k in known):
       wanted = int(most.sum())
     else:
-      wanted = best_budget(np.stack(known), rows, self._sps[size])
+      wanted = best_budget(np.stack(known), running, self._sps[size], size)
       if not wanted and self._undrafted >= PROBE_EVERY:
         wanted = len(known)
-    bucket = self._bucket(size, rows + wanted) if wanted else size
-    return bucket - rows, bucket
+    bucket = self._draft_bucket(size, running + wanted) if wanted else size
+    return bucket - running, bucket
 
   def _learn(self, request: _Request, counts: tuple[int, int, int], survival: Float["L"] | None) -> None:
     """From a round of a request: what its drafts are worth."""
@@ -737,42 +756,45 @@ class Engine:
     size = len(self._held)
     if size not in self._sps or self.method.drafter is None:
       return None
-    seconds, rows = 1 / self._sps[size], max(len(self._live()), 1)
-    most = rows * (1 + self.method.draft_length)
-    return float((seconds[most - 1] - seconds[rows - 1]) / (most - rows) * rows / seconds[rows - 1])
+    seconds, running = 1 / self._sps[size], max(len(self._live()), 1)
+    drafts = running * self.method.draft_length
+    alone, together = seconds[size - 1], seconds[max(running + drafts, size + 1) - 1]
+    return float((together - alone) / drafts * running / alone)
 
   # Warm-up, cost, state of health.
 
   def warm_up(self) -> int:
     """Compiles everything that serving can need and returns how many programs that were. Raises RuntimeError while requests are served."""
     self._check_idle("warm_up")
-    before, whole = compiled(), (self.method, self._weights)
+    before, whole = self.compiled, (self.method, self._weights)
     alone = (decode.make_method(self.target, None, None, "fixed", self.method.rule, self.method.logprobs), None)
     for used in [whole] + [alone] * (self.fallback and self.drafter is not None):
       self.method, self._weights = used
       row = self._empty(1, finish=RUNNING)
       for n in sorted({_chunk_bucket(k, self.chunk) for k in range(1, self.chunk + 1)}):
-        row, last = PROGRAMS["read"](self.method, self.target.params, self._weights, row, np.zeros((1, n), np.int32), np.array([1], np.int32))
+        row, last = self._run("read", self.method, self.target.params, self._weights, row, np.zeros((1, n), np.int32), np.array([1], np.int32))
       for need in self.needs:
         table = _stack([None], need, self.target.vocab)
-        row, _ = PROGRAMS["first"](self.method, need, self.target.vocab, self.target.params, row, last, table)
+        row, _ = self._run("first", self.method, need, self.target.vocab, self.target.params, row, last, table)
       for size in self.slot_buckets:
         for other in self.slot_buckets:
-          PROGRAMS["reorder"](self.target.decoder.stacked, self._empty(other), np.zeros(size, np.int32))
-        self._state = PROGRAMS["insert"](self.target.decoder.stacked, self._empty(size), row, np.int32(0))
+          self._run("reorder", self.target.decoder.stacked, self._empty(other), np.zeros(size, np.int32))
+        self._state = self._run("insert", self.target.decoder.stacked, self._empty(size), row, np.int32(0))
         for need in self.needs:
           for bucket, reach in itertools.product(self.buckets[size] if self.method.drafter else (size,), self.reaches):
-            self._dry_round(size, need, bucket, reach, lambda program, *args: PROGRAMS[program](*args))
+            self._dry_round(size, need, bucket, reach, self._nobody(size, need), self._run)
     self.method, self._weights = whole
     self._state = self._empty(self.slot_buckets[0])
     self._held = [None] * self.slot_buckets[0]
     self.forget()
-    self._warm = compiled()
-    return self._warm - before
+    self._warm = self.compiled
+    return self.compiled - before
 
-  def _dry_round(self, size: int, need: str, bucket: int, reach: int, launch: Callable) -> RoundOutput:
+  def _nobody(self, size: int, need: str) -> Settings:
+    return jax.device_put(_stack([None] * size, need, self.target.vocab))
+
+  def _dry_round(self, size: int, need: str, bucket: int, reach: int, settings: Settings, launch: Callable) -> RoundOutput:
     """A round for nobody."""
-    settings = jax.device_put(_stack([None] * size, need, self.target.vocab))
     alive = np.ones(size, bool)
     made = self._none[size]
     if bucket != size:
@@ -780,50 +802,54 @@ class Engine:
       made = self._draft(launch, need, reach, settings, alive, most, bucket - size if self.asynchronous else None)
     return self._judge(launch, need, reach, settings, alive, made, bucket)
 
-  def profile(self, context: int, repeats: int = 10, need: str = "plain") -> dict[int, CostTable]:
+  def profile(self, context: int, repeats: int = 10, need: str | None = None) -> dict[int, CostTable]:
     """A cost table for each slot bucket: rounds with every slot taken, `context` tokens each, drafting included where there are
-    rows for drafts. Compiles what it needs. Raises RuntimeError while requests are served, ValueError for a context that does not fit."""
-    tables = {}
+    rows for drafts; need: what sampling code, the first of `needs` where None. Raises RuntimeError while requests are served, ValueError
+    for a context that does not fit."""
+    need, tables = need or self.needs[0], {}
     for size in self.slot_buckets:
-      steps = {n: functools.partial(lambda step: sum(step().values()), self._timed_round(size, n, context, need)) for n in self.buckets[size]}
+      steps = {n: functools.partial(lambda step: sum(step().values()), self._timed_round(size, n, context, need, whole=True)) for n in self.buckets[size]}
       made_from = {**self.manifest(), "slots": size, "context": context, "need": need, "date": datetime.date.today().isoformat()}
       tables[size] = cost.measure(steps, repeats, made_from)
     self._state = self._empty(self.slot_buckets[0])
     self._held = [None] * self.slot_buckets[0]
     return tables
 
-  def parts(self, size: int, context: int, repeats: int = 10, need: str = "plain") -> dict[str, float]:
+  def parts(self, size: int, context: int, repeats: int = 10, need: str | None = None) -> dict[str, float]:
     """Median seconds of draft, verify and commit of a round with all drafts of `size` slots, each alone: the host waits for it.
     Raises as `profile`."""
-    step = self._timed_round(size, self.buckets[size][-1], context, need)
+    step = self._timed_round(size, self.buckets[size][-1], context, need or self.needs[0])
     step()
     runs = [step() for _ in range(repeats)]
     self._state = self._empty(self.slot_buckets[0])
     self._held = [None] * self.slot_buckets[0]
     return {name: float(np.median([r[name] for r in runs])) for name in runs[0]}
 
-  def _timed_round(self, size: int, bucket: int, context: int, need: str) -> Callable[[], dict[str, float]]:
-    """A function that runs a round for nobody and says how many seconds its parts took."""
+  def _timed_round(self, size: int, bucket: int, context: int, need: str, whole: bool = False) -> Callable[[], dict[str, float]]:
+    """A function that runs a round for nobody and says how many seconds its parts took, or the `whole` of it."""
     self._check_idle("measuring")
     if not 1 <= context <= self.max_length:
       raise ValueError(f"context {context} must be from 1 to {self.max_length} tokens")
-    reach = self._bucket_of(self.reaches, context + 1 + self.method.draft_length)
+    if need not in self.needs:
+      raise ValueError(f"need {need!r} is none of {', '.join(self.needs)}, which the engine was built for")
+    reach, settings = self._bucket_of(self.reaches, context + 1 + self.method.draft_length), self._nobody(size, need)
 
     def step() -> dict[str, float]:
       if len(self._state.anchor) != size:
         self._state = self._empty(size)
       self._state = jax.block_until_ready(self._state.replace(
-          cache=self._state.cache.replace(lengths=np.full(size, context, np.int32)), finish=np.full(size, RUNNING, np.int32)))
+          cache=self._state.cache.replace(lengths=jnp.full(size, context, jnp.int32)), finish=jnp.full(size, RUNNING, jnp.int32)))
       times, began = {}, time.perf_counter()
 
       def timed(program, *args):
         nonlocal began
-        out = jax.block_until_ready(PROGRAMS[program](*args))
+        out = jax.block_until_ready(self._run(program, *args))
         times[program], began = time.perf_counter() - began, time.perf_counter()
         return out
 
-      self._dry_round(size, need, bucket, reach, timed)
-      return times
+      output = self._dry_round(size, need, bucket, reach, settings, self._run if whole else timed)
+      jax.block_until_ready((output, self._state))
+      return {"round": time.perf_counter() - began} if whole else times
 
     return step
 
@@ -855,8 +881,8 @@ class Engine:
     repeats = max((metrics.longest_repeat(s.tokens) for s in self._done), default=0)
     if repeats >= report.REPEAT_WARNING:
       health.append(f"one token {repeats} times in a row")
-    if self._warm is not None and compiled() > self._warm:
-      health.append(f"{compiled() - self._warm} programs compiled after warm-up")
+    if self._warm is not None and self.compiled > self._warm:
+      health.append(f"{self.compiled - self._warm} programs compiled after warm-up")
     if self.restarts:
       health.append(f"{len(self.restarts)} failures of the device, last {self.restarts[-1]}")
     if self._invalid:

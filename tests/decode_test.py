@@ -197,7 +197,7 @@ def test_rewound_caches_equal_a_fresh_prefill(plain):
   limits = decode.Limits(jnp.array([40, 40]), jnp.array([[-1], [-1]]))
   lengths = jnp.array([5, 8])
   prompts = jnp.asarray(np.array([PROMPTS[1] + [0] * 11, PROMPTS[2] + [0] * 8]), jnp.int32)
-  state = decode.init_state(target, method, 2, 64)
+  state = decode.init_state(method, 2, 64)
   state, output = decode.prefill(method, target.params, drafter.params, state, prompts, lengths, sampling, limits)
   texts = [output.tokens[b, :1].tolist() for b in range(2)]
   step, extend = jax.jit(decode.decode_round, static_argnums=0), jax.jit(drafter.model.extend)

@@ -107,15 +107,19 @@ def test_every_schedule_gives_the_targets_text(kind):
     engine = make(toys.serial_drafter(target, "eagle3"), schedule="fixed", draft_length=3, overlap=False)
   elif kind == "dear":
     engine = make(sps=DEAR)
-    engine._survival = np.full(4, 0.5)
+    engine._survival = np.full(5, 0.5)
   else:
     engine = make(None if kind == "target alone" else "block", schedule="fixed")
   got = serve(engine)
   assert [c.tokens for c in got] == plain()
   drafted = {d for c in got for d, _, _ in c.rounds}
-  assert drafted == ({0} if kind in ("target alone", "dear") else {5} if kind == "fixed" else {3} if kind == "serial" else drafted)
-  assert kind != "causal" or len(drafted) > 1
-  assert all(c.speculation["on"] == (kind not in ("target alone", "dear")) for c in got)
+  if kind == "causal":
+    assert len(drafted) > 1
+  else:
+    assert drafted == {"target alone": {0}, "dear": {0}, "fixed": {5}, "serial": {3}}[kind]
+  assert all(c.speculation["on"] == (kind != "target alone") for c in got)
+  if kind == "dear":  # C35: all are offered drafts, none gets one, and that counts.
+    assert engine.stats()["accepted_length"] == 1.0 and {c.speculation["why"] for c in got} == {"no draft was worth its cost"}
 
 
 def test_seed_belongs_to_the_request():
@@ -234,15 +238,14 @@ def test_drafter_without_numbers():
   good = toys.block_drafter(target)
   embedding = good.params["embedding"].at[plain()[2][3]].set(jnp.nan)  # Met by request 2, at least.
   bad = dataclasses.replace(good, params={**good.params, "embedding": embedding})
-  met = [plain()[2][3] in p for p in plain()]
   alone = serve(make(bad, schedule="fixed", fallback=True))
   assert [c.tokens for c in alone] == plain()
   assert any("the drafter gave no distribution" in (c.speculation["why"] or "") for c in alone)
   ended = serve(make(bad, schedule="fixed"))
-  for c, text, touched in zip(ended, plain(), met):
-    assert (c.finish_reason == "error" and "the drafter gave no distribution" in c.error and c.tokens == text[: len(c.tokens)]) or c.tokens == text and (
-        not touched or c.finish_reason == "length")
-  assert any(c.error for c in ended)
+  assert any(c.error for c in ended) and not all(c.error for c in ended)
+  for c, text in zip(ended, plain()):
+    assert c.tokens == text[: len(c.tokens)]
+    assert "the drafter gave no distribution" in c.error if c.error else c.tokens == text
 
 
 def test_adaptive_speculation_pauses_what_does_not_pay():
@@ -253,7 +256,7 @@ def test_adaptive_speculation_pauses_what_does_not_pay():
   number = engine.submit(PROMPTS[0], 100, ignore_eos=True)
   got = engine.result(number)
   drafted = [d for d, _, _ in got.rounds]
-  assert set(drafted[: engine_lib.JUDGED_AFTER]) == {4} and drafted.count(0) > 50 and drafted[-1] == 0 or 4 in drafted[20:]
+  assert set(drafted[: engine_lib.JUDGED_AFTER]) == {4} and drafted.count(0) > 50 and 4 in drafted[24:]
   assert got.tokens == specdec_jax.generate(toys.target(), None, [PROMPTS[0]], 100, ignore_eos=True)[0].tokens
 
 
@@ -264,8 +267,8 @@ def test_reading_in_chunks_is_reading_at_once():
   for drafter in (toys.block_drafter(target), toys.serial_drafter(target, "eagle3")):
     method = decode.make_method(target, drafter, None, "fixed", "token", False)
     read = jax.jit(decode.read, static_argnums=0)
-    whole, last = read(method, target.params, drafter.params, decode.init_state(target, method, 1, 16), prompt, jnp.array([10]))
-    state = decode.init_state(target, method, 1, 16)
+    whole, last = read(method, target.params, drafter.params, decode.init_state(method, 1, 16), prompt, jnp.array([10]))
+    state = decode.init_state(method, 1, 16)
     for part in (prompt[:, :4], prompt[:, 4:8], np.pad(prompt[:, 8:], ((0, 0), (0, 2)))):
       state, now = read(method, target.params, drafter.params, state, part, jnp.array([2 if part[0, 2:].sum() == 0 else 4]))
     np.testing.assert_allclose(now, last, atol=1e-5)
@@ -282,7 +285,7 @@ def test_lengths_that_change_from_round_to_round():
   drafter = toys.block_drafter(target)
   method = decode.make_method(target, drafter, None, "fixed", "token", False)
   sampling, limits = make_sampling(1, 61), decode.Limits(jnp.array([40]), jnp.array([[-1]]))
-  state = decode.init_state(target, method, 1, 64)
+  state = decode.init_state(method, 1, 64)
   state, output = decode.prefill(method, target.params, drafter.params, state, jnp.array([PROMPTS[2]]), jnp.array([7]), sampling, limits)
   text = output.tokens[0, :1].tolist()
   draft, verify, commit = (jax.jit(f, static_argnums=0) for f in (decode.draft, decode.verify_draft, decode.commit))
@@ -293,7 +296,7 @@ def test_lengths_that_change_from_round_to_round():
     assert output.drafted[0] == length
   assert text[:NEW] == plain()[2][: len(text)]
   committed = PROMPTS[2] + text[:-1]
-  fresh, _ = decode.read(method, target.params, drafter.params, decode.init_state(target, method, 1, 64), jnp.array([committed]), jnp.array([len(committed)]))
+  fresh, _ = decode.read(method, target.params, drafter.params, decode.init_state(method, 1, 64), jnp.array([committed]), jnp.array([len(committed)]))
   for x, y in zip(state.drafter.keys, fresh.drafter.keys):
     np.testing.assert_allclose(x[..., : len(committed)], y[..., : len(committed)], atol=1e-5)
 
@@ -330,12 +333,23 @@ def test_budget_on_the_host_is_the_unconstrained_schedule(seed):
   assert engine_lib.best_budget(np.cumprod(confidence, 1), 5, sps) == expected
 
 
+def test_few_requests_in_many_slots_are_drafted_for():
+  """As many tokens as slots are not a round without drafts."""
+  target = toys.target()
+  engine = make(toys.serial_drafter(target, "mtp", steps=1), schedule="fixed", slot_buckets=(4,), buckets={4: ()})
+  engine.warm_up()
+  with Compilations() as compilations:
+    got = serve(engine, (0, 1))
+  assert [c.tokens for c in got] == plain()[:2] and {d for c in got for d, _, _ in c.rounds} == {1} and compilations.count == 0
+  assert engine_lib.best_budget(np.array([[0.9], [0.8]]), 2, 1 / np.array([1, 1, 1, 1, 9, 9, 9, 9.0]), 4) == 0
+
+
 @pytest.mark.parametrize("bucket", [5, 7, 12])
 def test_flattened_rows_are_the_padded_ones(bucket):
   """Logits and taps of the rows that exist, and the cache behind them, whatever the bucket and how much of the cache is read."""
   target = toys.target()
   method = dataclasses.replace(decode.make_method(target, toys.block_drafter(target), 3, "fixed", "token", False))
-  state = decode.init_state(target, method, 3, 32)
+  state = decode.init_state(method, 3, 32)
   state, _ = jax.jit(decode.read, static_argnums=0)(
       method, target.params, toys.block_drafter(target).params, state, jnp.array([PROMPTS[1][:6]] * 3), jnp.array([6, 4, 1]))
   state = state.replace(anchor=jnp.array([3, 9, 27]), finish=jnp.array([decode.RUNNING, decode.STOP, decode.RUNNING]))

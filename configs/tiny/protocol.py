@@ -19,6 +19,7 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.rows_per_slot = (1.5, 2, 3, 4, 6)
   c.context = 120
   c.profile_repeats = 10
+  c.repeats = 3  # runs of each engine, in turn; the median counts
   c.device_cost = 1.0  # of a device-second, in any unit
   c.soak_seconds = 120.0
   c.fault_every = 200  # launches of programs between two injected failures of the device
@@ -28,5 +29,5 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   if variant == "smoke":
     c.tasks, c.prompts_per_task, c.concurrencies, c.soak_seconds, c.fault_every = ("code",), 2, (2,), 3.0, 30
     c.new_tokens = ml_collections.ConfigDict(dict(short=4, long=12))
-    c.rows_per_slot, c.profile_repeats, c.max_length = (3,), 2, 256
+    c.rows_per_slot, c.profile_repeats, c.repeats, c.max_length = (3,), 2, 1, 256
   return c

@@ -34,6 +34,12 @@ class Decoder(nn.Module):
     if not c.tied:
       self.head = Head(c.vocab, c.width, c.init_scale, self.transposed)
 
+  @nn.nowrap
+  def init_cache(self, batch: int, length: int, dtype: str) -> Cache:
+    """An empty cache of `length` rows for each of `batch` slots."""
+    c = self.config
+    return cache_lib.init_cache(c.layers, batch, c.kv_heads, length, c.head_dim, dtype, self.stacked)
+
   def _layer(self) -> Layer:
     return Layer(self.config, self.transposed, parent=None)
 
@@ -60,7 +66,7 @@ class Decoder(nn.Module):
     committing is the caller's decision. Without one, `segments` [B,T] packs several texts in a row: 0 is padding, a token
     sees earlier tokens of its own segment only, and positions count from the segment's start.
 
-    rows: with a cache, the tokens that are computed; hidden states and taps are then [1,N,…], in their order. reach: rows of each slot
+    rows: with a cache, the tokens that are computed; hidden states and taps are then [1,n,…], in their order. reach: rows of each slot
     that are attended to, at least those of the longest one behind this call; all where None.
     """
     c = self.config

@@ -8,18 +8,18 @@ from specdec_jax.typing import Int
 
 @flax.struct.dataclass
 class Rows:
-  """N rows of a [B,T] layout: row n is token `offset` [N] of slot `slot` [N]; `place` [B,T]: the row of each token."""
+  """n rows of a [B,T] layout: row i is token `offset` [n] of slot `slot` [n]; `place` [B,T]: the row of each token."""
 
-  slot: Int["N"]
-  offset: Int["N"]
+  slot: Int["n"]
+  offset: Int["n"]
   place: Int["B T"]
 
   def flat(self, x):
-    """[B,T,…] to [1,N,…]."""
+    """[B,T,…] to [1,n,…]."""
     return x[self.slot, self.offset][None]
 
   def pad(self, x):
-    """[1,N,…] to [B,T,…]; what stands for no row is some other one's."""
+    """[1,n,…] to [B,T,…]; what stands for no row is some other one's."""
     return x[0][self.place]
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from specdec_jax.config import ModelConfig
 from specdec_jax.data.tokenizer import Tokenizer
-from specdec_jax.models.cache import Cache, init_cache
+from specdec_jax.models.cache import Cache
 from specdec_jax.models.decoder import Decoder
 from specdec_jax.typing import Float, Int
 
@@ -68,8 +68,7 @@ class Target:
 
   def init_cache(self, batch: int, length: int) -> Cache:
     """An empty cache of `length` rows for each of `batch` slots."""
-    c = self.config
-    return init_cache(c.layers, batch, c.kv_heads, length, c.head_dim, self.dtype, self.decoder.stacked)
+    return self.decoder.init_cache(batch, length, self.dtype)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
