@@ -1,4 +1,5 @@
-"""A hybrid for the embedded target: dynamic convolution, RNN head, confidence head, the three-term loss.
+"""The best hybrid for the embedded target: DFlash 2's convolution and selector, DSpark's loss and confidence head, and a fourth tap
+on the target's last layer.
 
   python -m experiments.train_drafter --config=configs/tiny/hybrid.py --workdir=runs/tiny_hybrid
 
@@ -14,6 +15,7 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c = dspark.get_config(variant)
   c.name = "hybrid"
   c.drafter = ml_collections.ConfigDict(dict(
-      kind="block", layers=2, block=7, taps=(1, 4, 6), own_embedding=False, conv=2, conv_group=16, head="rnn", rank=64,
-      confidence=True, confidence_with_head=True))
+      kind="block", layers=2, block=7, taps=(1, 4, 6, 7), own_embedding=False, conv=2, conv_group=16, head="selector", rank=64,
+      candidates=16, confidence=True, confidence_with_head=True))
+  c.loss.update(ce=0.5, tv=0.9, selector=0.5)
   return c
