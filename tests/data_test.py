@@ -41,6 +41,7 @@ def test_maths_is_right():
     assert d.answer.endswith(f"The answer is {equations[-1][1]}.")
 
 
+@pytest.mark.slow
 def test_renamed_functions_still_parse():
   import ast
 
