@@ -295,6 +295,13 @@ def _propose(method: Method, drafter_params, state: DecodeState, sampling: Sampl
   return jax.tree.map(lambda x: x[:, : method.draft_length], proposal)
 
 
+def gives_confidences(method: Method, drafter_params, vocab: int) -> bool:
+  """Whether the drafter's proposals can be scheduled; traces one, computes nothing."""
+  sampling = make_sampling(1, vocab)
+  made = jax.eval_shape(lambda params: _propose(method, params, init_state(method, 1, 128), sampling), drafter_params)
+  return made.confidence is not None
+
+
 def _schedule(method: Method, proposal: Proposal, running: Bool["B"], most: Int["B"] | None, budget: Int[""] | None) -> Int["B"]:
   full = jnp.full((proposal.drafts.shape[0],), method.draft_length, jnp.int32)
   if most is not None:

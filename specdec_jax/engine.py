@@ -11,7 +11,9 @@ import collections
 import dataclasses
 import datetime
 import functools
+import inspect
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -40,6 +42,7 @@ JUDGED_AFTER = 8  # Rounds with drafts before a request's drafts are judged.
 PAUSE, LONGEST_PAUSE = 16, 256  # Rounds that a request goes without drafts that do not pay; doubled every time.
 SHRINK_AFTER = 16  # Rounds that fewer slots must have been enough for.
 MOST_FAILURES = 5  # Of the device, in a row.
+FAILED_DRAFTS = 3  # Failures in a row, all while drafting, that are called the drafter's.
 
 
 class QueueFull(RuntimeError):
@@ -49,7 +52,7 @@ class QueueFull(RuntimeError):
 @flax.struct.dataclass
 class Settings:
   """Sampling and limits by slot; bias and prompt [B,V] only where a request needs the full code. seeds (uint32): the request's, and
-  how many had it before under a schedule, where equal noise would tell of each other (see schedule.py)."""
+  its number under a schedule, where equal noise would tell of each other (see schedule.py)."""
 
   temperature: Float["B"]
   top_k: Int["B"]
@@ -202,14 +205,14 @@ class _Flight:
 
 def memory_plan(target: Target, drafter: Drafter | None, method: Method, slots: int, length: int) -> dict[str, int]:
   """Bytes: of the weights (a table that both share counts once), of one slot's caches, of all of them, and at the peak, while
-  slots are re-ordered."""
+  slots are re-ordered and a prompt is read."""
   size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
   shared = {id(x) for x in jax.tree.leaves(target.params)}
   weights = size(target.params)
   drafter_bytes = 0 if drafter is None else size([x for x in jax.tree.leaves(drafter.params) if id(x) not in shared])
   slot = size(jax.eval_shape(lambda: decode.init_state(method, 1, length, target.dtype))) + 4 * target.vocab  # With its counts.
   return {"target_bytes": weights, "drafter_bytes": drafter_bytes, "slot_bytes": slot, "cache_bytes": slots * slot,
-          "peak_bytes": weights + drafter_bytes + 2 * slots * slot}
+          "peak_bytes": weights + drafter_bytes + (2 * slots + 1) * slot}
 
 
 def best_budget(survival: Float["B L"], running: int, sps: Float["n"], slots: int = 1) -> int:
@@ -232,6 +235,7 @@ def _chunk_bucket(n: int, chunk: int) -> int:
   return min(max(16, 1 << (n - 1).bit_length()), chunk)
 
 
+_SAMPLING_OPTIONS = set(inspect.signature(host_sampling).parameters) - {"batch", "vocab", "seed", "prompts"}
 _DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0, "frequency": 0.0, "presence": 0.0}
 
 
@@ -262,7 +266,7 @@ class Engine:
   inject: called with the name of every program before it is launched; may raise (for tests of faults).
 
   Under a schedule, or where drafting is paused or switched, a sampled text depends on what was served beside it, though its
-  distribution does not, and a seed that comes again gets other noise; under "fixed" lengths and rule "token" it depends on the
+  distribution does not, and a seed gives other noise to every request; under "fixed" lengths and rule "token" it depends on the
   request and its seed alone (`Sampling.round_keys`). Raises ValueError for settings that do not fit; `submit` raises CostTableMissing for an
   asynchronous schedule without tables.
   """
@@ -287,9 +291,12 @@ class Engine:
     max_length = min(2048, positions) if max_length is None else max_length
     if not 2 <= max_length <= positions:
       raise ValueError(f"max_length {max_length} must be from 2 to the {positions} positions of {target.name}")
-    for name, value in (("slots", slots), ("queue", queue), ("chunk", chunk)):
-      if value < 1:
-        raise ValueError(f"{name} must be at least 1, not {value}")
+    for name, values in (
+        ("slots", [slots]), ("queue", [queue]), ("chunk", [chunk]), ("slot_buckets", slot_buckets or ()), ("reaches", reaches or ()),
+        *((f"buckets[{s}]", b) for s, b in (buckets or {}).items())):
+      wrong = [v for v in values if not isinstance(v, (int, np.integer)) or v < 1]
+      if wrong:
+        raise ValueError(f"{name} must be of integers from 1, not {wrong[0]!r}")
     if not needs or not set(needs) <= set(NEEDS):
       raise ValueError(f"needs must be some of {', '.join(NEEDS)}, not {needs}")
     if not callable(schedule) and schedule not in ("fixed", "asynchronous"):
@@ -297,6 +304,8 @@ class Engine:
     self.asynchronous = schedule == "asynchronous" and drafter is not None
     chosen = "fixed" if drafter is None else schedules.by_rank if self.asynchronous else schedule
     self.method = decode.make_method(target, drafter, draft_length if drafter else None, chosen, rule, logprobs)
+    if self.method.schedule is not None and not decode.gives_confidences(self.method, drafter.params, target.vocab):
+      raise ValueError(f"{drafter.name} gives no confidences, so its drafts cannot be scheduled: use schedule='fixed'")
     self.target, self.drafter, self.schedule = target, drafter, schedule if drafter else "fixed"
     self.needs = tuple(n for n in NEEDS if n in needs)
     self.max_length, self.length = max_length, decode.round_up(max_length + self.method.draft_length + 1, 128)
@@ -322,13 +331,14 @@ class Engine:
     self._survival, self._undrafted = None, 0
     self._queue: collections.deque[_Request] = collections.deque()
     self._requests: dict[int, _Request] = {}
-    self._ids, self._seeds = itertools.count(), collections.Counter()
+    self._ids = itertools.count()
     self._flights: collections.deque[_Flight] = collections.deque()
     self._filling: _Filling | None = None
     self._held: list[_Request | None] = [None] * self.slot_buckets[0]
-    self._state = self._empty(self.slot_buckets[0])
+    self._state: DecodeState | None = self._empty(self.slot_buckets[0])
     self._settings: dict[str, Settings] = {}
-    self._small = self._failures = 0
+    self._small = self._failures = self._failed_drafts = 0
+    self._launching: str | None = None
     self.restarts: list[str] = []
     self.forget()
 
@@ -362,6 +372,8 @@ class Engine:
 
   def use_costs(self, sps: CostTable | Mapping[int, CostTable]) -> None:
     """Cost tables for the asynchronous schedule and for judging drafts. Raises ValueError where one is missing."""
+    if not isinstance(sps, (CostTable, Mapping)):
+      raise ValueError(f"sps must be a cost table, or one for each of {self.slot_buckets} slots, not {sps!r}")
     tables = dict.fromkeys(self.slot_buckets, sps) if isinstance(sps, CostTable) else dict(sps)
     missing = [s for s in self.slot_buckets if s not in tables]
     if missing:
@@ -382,6 +394,13 @@ class Engine:
     request that cannot be served."""
     if len(self._queue) >= self.queue_limit:
       raise QueueFull(f"{self.queue_limit} requests wait already")
+    unknown = set(sampling_options) - _SAMPLING_OPTIONS
+    if unknown:
+      raise ValueError(f"no such setting of a request: {', '.join(sorted(unknown))}; there are {', '.join(sorted(_SAMPLING_OPTIONS))}")
+    if not isinstance(max_new_tokens, (int, np.integer)):
+      raise ValueError(f"max_new_tokens must be an integer, not {max_new_tokens!r}")
+    if deadline is not None and not (isinstance(deadline, (int, float)) and math.isfinite(deadline)):
+      raise ValueError(f"deadline must be a number of seconds, not {deadline!r}")
     ids, wrong = decode.prompt_ids(self.target, 0, prompt, max_new_tokens)
     if wrong is None and len(ids) + max_new_tokens > self.max_length:
       wrong = f"a prompt of {len(ids)} tokens and {max_new_tokens} new ones do not fit a slot of {self.max_length}"
@@ -402,12 +421,11 @@ class Engine:
     row = {k: v if getattr(made, k) is None else getattr(made, k)[0] for k, v in (_DEFAULTS | {"bias": None, "prompt": None}).items()}
     row |= {"caps": max_new_tokens, "stops": np.array(stop_ids + [-1] * (STOP_IDS - len(stop_ids)), np.int32),
             "seeds": np.array([made.keys[0], 0], np.uint32)}
-    if seed is not None and (self.method.schedule is not None or self.method.rule == "block"):
-      row["seeds"][1] = self._seeds[int(made.keys[0])]
-      self._seeds[int(made.keys[0])] += 1
-    now = time.perf_counter()
+    now, number = time.perf_counter(), next(self._ids)
+    if self.method.schedule is not None or self.method.rule == "block":
+      row["seeds"][1] = number % 2**32
     request = _Request(
-        next(self._ids), ids, row, able[0], stop_texts, speculation and self.drafter is not None, now, None if deadline is None else now + deadline,
+        number, ids, row, able[0], stop_texts, speculation and self.drafter is not None, now, None if deadline is None else now + deadline,
         None if speculation else "the request asked for none")
     self._requests[request.id] = request
     self._queue.append(request)
@@ -420,7 +438,7 @@ class Engine:
       self._finish(request, "cancelled")
 
   def stream(self, number: int) -> Iterator[list[int]]:
-    """The request's tokens as they are delivered, one list a round; drives the engine while it waits."""
+    """The request's tokens as they are delivered, one list a round, to one reader; drives the engine while it waits."""
     request = self._request(number)
     while True:
       if len(request.tokens) > request.streamed:
@@ -467,14 +485,18 @@ class Engine:
     self._expire()
     self._counts["queue"][len(self._queue)] += 1
     try:
+      if self._state is None:
+        self._state = self._empty(self.slot_buckets[0], launch=self._launch)
       self._fill()
       busy = any(self._held)
       if busy:
         self._round()
       while len(self._flights) > (1 if busy and self.overlap else 0):
         self._collect()
-    except jax.errors.JaxRuntimeError as e:
-      self._restart(f"{type(e).__name__}: {e}")
+    except BaseException as e:  # Also an interrupt leaves arrays behind that were given away.
+      self._give_up()
+      if not self._survives(e):
+        raise
     return bool(self._queue or self._filling or self._flights or any(self._held))
 
   def _expire(self) -> None:
@@ -495,11 +517,12 @@ class Engine:
       if self._filling is None:
         if not self._queue or len(self._live()) >= self.slots:
           return
-        request = self._queue.popleft()
+        request = self._queue[0]
         counts = np.zeros((1, self.target.vocab), np.int32)
         np.add.at(counts[0], request.tokens, 1)  # It has some where it was interrupted.
-        row = self._empty(1, np.array([len(request.tokens)], np.int32), counts, RUNNING)
+        row = self._empty(1, np.array([len(request.tokens)], np.int32), counts, RUNNING, self._launch)
         self._filling = _Filling(request, request.prompt + request.tokens, 0, row)
+        self._queue.popleft()
       filling = self._filling
       part = filling.text[filling.done : filling.done + self.chunk]
       tokens = np.zeros((1, _chunk_bucket(len(part), self.chunk)), np.int32)
@@ -538,15 +561,7 @@ class Engine:
     drafting = bucket != size
     made = self._none[size]
     if drafting:
-      try:
-        made = self._draft(self._launch, need, reach, self._settings[need], alive, most, budget)
-      except jax.errors.JaxRuntimeError:
-        raise
-      except Exception as e:  # A drafter's own failure need not take the requests with it.
-        if not self.fallback:
-          raise
-        self._drop_drafter(f"the drafter failed: {type(e).__name__}: {e}")
-        return self._round()
+      made = self._draft(self._launch, need, reach, self._settings[need], alive, most, budget)
       if bucket is None:
         bucket = self._draft_bucket(size, int(alive.sum() + np.asarray(made.lengths).sum()))
     self._undrafted = 0 if drafting else self._undrafted + 1
@@ -566,8 +581,11 @@ class Engine:
     return output
 
   def _launch(self, program: str, *args):
+    self._launching = program
     self._inject(program)
-    return self._run(program, *args)
+    out = self._run(program, *args)
+    self._launching = None
+    return out
 
   def _run(self, program: str, *args):
     before = PROGRAMS[program]._cache_size()
@@ -636,7 +654,8 @@ class Engine:
     if text is None and self.target.tokenizer:
       text = self.target.tokenizer.decode(request.tokens)
     drafted = any(d for d, _, _ in request.rounds)
-    why = request.why or self.why_off or (None if drafted else "no draft was worth its cost")
+    unused = "no draft was worth its cost" if request.rounds else "it ended before its first round"
+    why = request.why or self.why_off or (None if drafted else unused)
     request.served = Served(
         list(request.tokens), text, reason, list(request.rounds), list(request.logprobs) if self.method.logprobs else None, error,
         ttft=request.deliveries[0][0] if request.deliveries else None, latency=time.perf_counter() - request.submitted,
@@ -649,10 +668,10 @@ class Engine:
 
   # Slots.
 
-  def _empty(self, size: int, emitted=None, counts=None, finish: int = STOP) -> DecodeState:
+  def _empty(self, size: int, emitted=None, counts=None, finish: int = STOP, launch: Callable | None = None) -> DecodeState:
     emitted = np.zeros(size, np.int32) if emitted is None else emitted
     counts = np.zeros((size, self.target.vocab), np.int32) if counts is None else counts
-    return self._run("empty", self.method, self.length, self.target.dtype, emitted, counts, np.full(size, finish, np.int32))
+    return (launch or self._run)("empty", self.method, self.length, self.target.dtype, emitted, counts, np.full(size, finish, np.int32))
 
   def _resize(self, size: int) -> None:
     """Moves the running requests to the first of `size` slots."""
@@ -674,33 +693,35 @@ class Engine:
     """Gives up their slots; they come back in front of the queue and go on behind the tokens they have."""
     for request in reversed(requests):
       request.epoch += 1
-      self._queue.appendleft(request)
+      if request not in self._queue:
+        self._queue.appendleft(request)
     self._held = [None if r in requests else r for r in self._held]
     self._settings.clear()
 
-  def _restart(self, why: str) -> None:
-    """After a failure of the device: what it held is lost, what was delivered is not."""
+  def _give_up(self) -> None:
+    """What the device held is lost, what was delivered is not: the requests go on behind it."""
+    filling = [self._filling.request] if self._filling else []
+    self._requeue([r for r in dict.fromkeys([*self._live(), *filling]) if r.served is None])
+    self._flights.clear()
+    self._filling, self._state, self._held = None, None, [None] * self.slot_buckets[0]
+
+  def _survives(self, error: BaseException) -> bool:
+    """Whether to go on after a failure: of the device, some times in a row; of the drafter, without it, where that was asked for."""
+    why, program, self._launching = f"{type(error).__name__}: {error}", self._launching, None
+    device = isinstance(error, jax.errors.JaxRuntimeError)
+    self._failed_drafts = self._failed_drafts + 1 if program == "draft" else 0
+    if self.fallback and self.method.drafter is not None and isinstance(error, Exception) and (
+        self._failed_drafts >= FAILED_DRAFTS if device else program in ("read", "draft", "commit")):  # Those run its code.
+      self.method = decode.make_method(self.target, None, None, "fixed", self.method.rule, self.method.logprobs)
+      self._weights, self._speculate, self.why_off = None, False, f"the drafter failed: {why}"
+      return True
+    if not device:
+      return False
     self._failures += 1
     if self._failures > MOST_FAILURES:
-      raise RuntimeError(f"the device failed {self._failures} times in a row, last with {why}")
+      raise RuntimeError(f"the device failed {self._failures} times in a row, last with {why}") from error
     self.restarts.append(why)
-    lost = self._live()
-    if self._filling and self._filling.request not in lost:
-      lost.append(self._filling.request)
-    self._flights.clear()
-    self._filling = None
-    self._requeue([r for r in lost if r.served is None])
-    self._held = [None] * self.slot_buckets[0]
-    self._state = self._empty(self.slot_buckets[0])
-
-  def _drop_drafter(self, why: str) -> None:
-    """Goes on without the drafter, for good."""
-    self.method = decode.make_method(self.target, None, None, "fixed", self.method.rule, self.method.logprobs)
-    self._weights, self._speculate, self.why_off = None, False, why
-    self._state = self._state.replace(drafter=None)
-    if self._filling is not None:
-      self._requeue([self._filling.request])
-      self._filling = None
+    return True
 
   # What to verify.
 
@@ -835,7 +856,7 @@ class Engine:
     reach, settings = self._bucket_of(self.reaches, context + 1 + self.method.draft_length), self._nobody(size, need)
 
     def step() -> dict[str, float]:
-      if len(self._state.anchor) != size:
+      if self._state is None or len(self._state.anchor) != size:
         self._state = self._empty(size)
       self._state = jax.block_until_ready(self._state.replace(
           cache=self._state.cache.replace(lengths=jnp.full(size, context, jnp.int32)), finish=jnp.full(size, RUNNING, jnp.int32)))

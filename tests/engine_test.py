@@ -165,14 +165,22 @@ def test_queue_deadline_stream():
   served = engine.result(numbers[1])
   assert served.ttft <= served.latency and [n for _, n in served.deliveries] == [len(p) for p in pieces]
   assert served.tpot == pytest.approx((served.deliveries[-1][0] - served.deliveries[0][0]) / (NEW - 1))
-  assert engine.result(late).finish_reason == "deadline" and not engine.result(numbers[0]).error
+  expired = engine.result(late)
+  assert expired.finish_reason == "deadline" and expired.speculation == {"on": False, "why": "it ended before its first round"}
+  assert not engine.result(numbers[0]).error
   for wrong, message in ((dict(prompt=[]), "empty"), (dict(prompt=[61]), "outside the vocabulary"), (dict(prompt=[1], max_new_tokens=0), "at least 1"),
                          (dict(prompt=[1], max_new_tokens=4, temperature=1.0), "'plain' sampling"),
-                         (dict(prompt=[1], max_new_tokens=4, stop=range(9)), "stop tokens")):
+                         (dict(prompt=[1], max_new_tokens=4, stop=range(9)), "stop tokens"), (dict(prompt=[1], max_new_tokens=2.7), "integer, not 2.7"),
+                         (dict(prompt=[1], deadline=float("nan")), "seconds, not nan"), (dict(prompt=[1], temperatur=1.0), "no such setting .* temperatur;")):
     with pytest.raises(ValueError, match=message):
       engine.submit(**wrong)
   with pytest.raises(cost.CostTableMissing, match="needs cost tables"):
     make(sps=None).submit([1], 4)
+  for wrong, message in ((dict(slot_buckets=(0, 4)), "slot_buckets must be of integers from 1, not 0"), (dict(slots=2.5), "slots must be"),
+                         (dict(buckets={4: (5.5,)}), r"buckets\[4\] must be"), (dict(reaches=(-5,)), "reaches must be"), (dict(sps="x"), "sps must be"),
+                         (dict(schedule="typo"), "unknown schedule 'typo'"), (dict(drafter=toys.scripted([[0] * 80], 4)), "toy/script gives no confidences")):
+    with pytest.raises(ValueError, match=message):
+      make(**wrong)
 
 
 class Letters:
@@ -202,6 +210,13 @@ def test_stop_texts_across_rounds():
     assert sum(e for _, _, e in got.rounds) == len(got.tokens) - 1
 
 
+class Unextended(toys.Scripted):
+  """A drafter that raises on the first prompt."""
+
+  def extend(self, *args):
+    raise RuntimeError("cannot extend")
+
+
 def test_failures_lose_no_request():
   """C99 and faults under way: a drafter that is missing, raises, or gives no numbers; a device that fails in a round."""
   calls = []
@@ -211,10 +226,23 @@ def test_failures_lose_no_request():
     if calls.count(program) % every == 0:
       raise error
 
-  for program in ("read", "first", "insert", "reorder", "draft", "verify", "commit"):
+  for program in ("empty", "read", "first", "insert", "reorder", "draft", "verify", "commit"):
     device = make(inject=lambda p, program=program: p == program and fail(p, jax.errors.JaxRuntimeError("INTERNAL: device lost"), 7))
     assert [c.tokens for c in serve(device)] == plain(), program
     assert device.restarts or program == "reorder"
+    stopped = []  # Ctrl-C, once: it gets through, and what was asked for before comes out right afterwards.
+
+    def interrupt(p, program=program, stopped=stopped):
+      if p == program and not stopped:
+        stopped.append(p)
+        raise KeyboardInterrupt
+
+    engine = make(inject=interrupt)
+    numbers = submit(engine)
+    with pytest.raises(KeyboardInterrupt):
+      engine.run()
+    engine.run()
+    assert [engine.result(n).tokens for n in numbers] == plain(), program
   assert device.restarts and "device lost" in device.restarts[0] and any("failures of the device" in h for h in device.stats()["health"])
   broken = lambda p: p == "draft" and fail(p, RuntimeError("no such operation"), 3)
   got = serve(make(fallback=True, inject=broken))
@@ -222,6 +250,11 @@ def test_failures_lose_no_request():
   assert any(c.speculation["on"] for c in got) and all("the drafter failed: RuntimeError: no such" in c.speculation["why"] for c in got)
   with pytest.raises(RuntimeError, match="no such operation"):
     serve(make(inject=broken))
+  unfit = make(fallback=True, inject=lambda p: p == "draft" and fail(p, jax.errors.JaxRuntimeError("UNIMPLEMENTED"), 1))
+  got = serve(unfit)
+  assert [c.tokens for c in got] == plain() and all("UNIMPLEMENTED" in c.speculation["why"] for c in got)
+  got = serve(make(dataclasses.replace(toys.scripted([[0] * 80], 4), model=Unextended(4)), schedule="fixed", fallback=True), range(2))
+  assert [c.tokens for c in got] == plain()[:2] and all("cannot extend" in c.speculation["why"] for c in got)
   missing = serve(make("no/such/drafter", fallback=True), range(2))
   assert [c.tokens for c in missing] == plain()[:2]
   assert all(not c.speculation["on"] and "cannot be loaded" in c.speculation["why"] for c in missing)
