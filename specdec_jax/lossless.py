@@ -1,7 +1,7 @@
 """Checks on real outputs that speculation changed nothing (METRICS, losslessness contracts).
 
 Contract 1, greedy float32: equal texts. Contract 2, greedy bfloat16: equal, or apart at a near tie. Contract 3, sampling: the
-target's own distribution, which no single text shows: `surprisal_z` tests every token against it, `two_samples` tests
+target's own distribution, which no single text shows: `surprisal` tests every token against it, `two_samples` tests
 positions against the target's own samples.
 """
 
@@ -19,6 +19,7 @@ from specdec_jax.models.target import Target
 from specdec_jax.sampling import adjusted, distribution, make_sampling
 from specdec_jax.typing import Float, Int
 
+LEAST_LOG_P = -5.0  # Rarer tokens count as this rare: what is bounded can be tested by few tokens.
 FLOAT32_NOISE = 1e-3  # What a cache, another batch or another block length may move a float32 logit by.
 
 
@@ -26,8 +27,8 @@ FLOAT32_NOISE = 1e-3  # What a cache, another batch or another block length may 
 class Forced:
   """What the target says of each token [T] of a text, read in one pass (teacher forcing), settings applied.
 
-  log_p: of the token, −inf for an impossible one; mean, variance: of log p under the same distribution; gap: the best logit
-  less the token's; tie: gaps up to it are near ties, one bfloat16 step of the best logit, or float32 noise.
+  log_p: of the token, −inf for an impossible one; mean, variance: of max(log p, LEAST_LOG_P) under the same distribution; gap: the
+  best logit less the token's; tie: gaps up to it are near ties, one bfloat16 step of the best logit, or float32 noise.
   """
 
   log_p: Float["T"]
@@ -51,7 +52,7 @@ def teacher_force(target: Target, prompt: Sequence[int], tokens: Sequence[int], 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _forced(decoder, params, tokens: Int["B T"], emitted: Int["B T"], sampling):
-  """Of row t, what it says of token t+1 (of the last, nothing): log p, its mean and variance, gap, best logit."""
+  """Of row t, what it says of token t+1 (of the last, nothing): log p, mean and variance of the bounded one, gap, best logit."""
   hidden, _, _ = decoder.apply({"params": params}, tokens)
   logits = decoder.apply({"params": params}, hidden, method="logits")
   sampling = sampling.along(emitted)
@@ -59,11 +60,11 @@ def _forced(decoder, params, tokens: Int["B T"], emitted: Int["B T"], sampling):
     sampling = sampling.replace(counts=sampling.counts[:, 1:])  # Row t has read the tokens up to t.
   p, adjust = distribution(logits, sampling), adjusted(logits, sampling)
   log_p = jnp.log(p)
-  finite = jnp.where(p > 0, log_p, 0.0)
-  mean = (p * finite).sum(-1)
+  bounded = jnp.maximum(log_p, LEAST_LOG_P)
+  mean = (p * bounded).sum(-1)
   of_next = lambda x: jnp.take_along_axis(x, jnp.roll(tokens, -1, 1)[..., None], -1)[..., 0]
   best = adjust.max(-1)
-  return tuple(x[0] for x in (of_next(log_p), mean, (p * (finite - mean[..., None]) ** 2).sum(-1), best - of_next(adjust), best))
+  return tuple(x[0] for x in (of_next(log_p), mean, (p * (bounded - mean[..., None]) ** 2).sum(-1), best - of_next(adjust), best))
 
 
 def _tie(target: Target, best: Float["T"]) -> Float["T"]:
@@ -104,15 +105,39 @@ def identical(ours: Sequence[Completion], plain: Sequence[Completion]) -> int:
   return sum(a.tokens == b.tokens for a, b in zip(ours, plain, strict=True))
 
 
-def surprisal_z(target: Target, prompts: Sequence[Sequence[int]], done: Sequence[Completion], temperature: float, **settings) -> float:
-  """Whether sampled tokens are as surprising as the target's own samples are: a z-score (contract 3).
+@dataclasses.dataclass(frozen=True)
+class Surprisal:
+  """How probable sampled tokens were beyond what is expected of samples: the sum of their bounded log p less its means, the variance
+  of that sum, and how many tokens could not be sampled at all. Those of several runs add."""
 
-  Every position is teacher-forced. If token x is drawn from p, log p(x) has mean Σ p log p; the differences add up to a sum
-  of mean 0 and known variance. A token of probability 0 gives −inf.
-  """
+  total: float
+  variance: float
+  impossible: int
+
+  def __add__(self, other: "Surprisal") -> "Surprisal":
+    return Surprisal(self.total + other.total, self.variance + other.variance, self.impossible + other.impossible)
+
+  @property
+  def z(self) -> float:
+    """The sum in standard deviations; normal only where many surprises are expected."""
+    return -math.inf if self.impossible else self.total / math.sqrt(max(self.variance, 1e-12))
+
+  @property
+  def p_value(self) -> float:
+    """A bound on the probability of a sum so far from 0, either way, where all is well. It holds for any number of tokens, however
+    they depend on those before, also where hardly a surprise is expected (Freedman 1975, for sums of bounded differences)."""
+    if self.impossible:
+      return 0.0
+    off = abs(self.total)
+    return min(1.0, 2 * math.exp(-(off**2) / (2 * (self.variance - LEAST_LOG_P * off / 3)))) if off else 1.0
+
+
+def surprisal(target: Target, prompts: Sequence[Sequence[int]], done: Sequence[Completion], temperature: float, **settings) -> Surprisal:
+  """Whether sampled tokens are as surprising as the target's own samples are (contract 3), every position teacher-forced."""
   forced = [teacher_force(target, prompt, c.tokens, temperature, **settings) for prompt, c in zip(prompts, done, strict=True)]
-  total = sum(float((f.log_p - f.mean).sum()) for f in forced)
-  return total / math.sqrt(max(sum(float(f.variance.sum()) for f in forced), 1e-12))
+  return Surprisal(
+      sum(float((np.maximum(f.log_p, LEAST_LOG_P) - f.mean).sum()) for f in forced), sum(float(f.variance.sum()) for f in forced),
+      sum(int((f.log_p == -np.inf).sum()) for f in forced))
 
 
 @dataclasses.dataclass(frozen=True)
