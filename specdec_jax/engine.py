@@ -1,9 +1,8 @@
 """Continuous batching: requests come and go while rounds of scheduled speculative decoding run over the slots that they hold.
 
-A round is draft → verify → commit, the functions of `decode` compiled one by one; only verify depends on the bucket, the number of
-rows that it computes. The host picks the bucket of a round from confidences of rounds before (`schedule.asynchronous`) and launches
-it while the round before still runs, so nothing waits for the device. Slots live in arrays of one of a few sizes; going from one to
-another re-orders them. After `warm_up` nothing compiles.
+This is the host's half; `slots` has the compiled functions. The host picks the bucket of a round, the rows that it verifies, from
+confidences of rounds before (`schedule.asynchronous`) and launches it while the round before still runs, so nothing waits for the
+device. Slots live in arrays of one of a few sizes; going from one to another re-orders them. After `warm_up` nothing compiles.
 """
 
 import bisect
@@ -18,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,16 +24,14 @@ import numpy as np
 from specdec_jax import calibrate, cost, decode, metrics, report
 from specdec_jax import schedule as schedules
 from specdec_jax.cost import CostTable, CostTableMissing
-from specdec_jax.decode import DRAFTER_FAULT, RUNNING, STOP, Completion, DecodeState, Draft, Limits, Method, RoundOutput, Verified
+from specdec_jax.decode import DRAFTER_FAULT, RUNNING, STOP, Completion, DecodeState, Draft, Method, RoundOutput
 from specdec_jax.drafters.base import Drafter
 from specdec_jax.hub import load_drafter
-from specdec_jax.models.cache import Cache
 from specdec_jax.models.target import Target
-from specdec_jax.sampling import Sampling, host_sampling
-from specdec_jax.typing import Bool, Float, Int
+from specdec_jax.sampling import host_sampling
+from specdec_jax.slots import DEFAULTS, NEEDS, PROGRAMS, STOP_IDS, Settings, stack
+from specdec_jax.typing import Float, Int
 
-NEEDS = ("greedy", "plain", "filtered", "full")  # What a batch of settings asks of the compiled code; each covers those before it.
-STOP_IDS = 8  # Stop tokens a request may have.
 SMOOTHING = 0.7  # Weight of the past in running means of confidences and acceptance.
 PROBE_EVERY = 64  # Rounds without any draft after which one is made, to see whether it would pay again.
 JUDGED_AFTER = 8  # Rounds with drafts before a request's drafts are judged.
@@ -47,96 +43,6 @@ FAILED_DRAFTS = 3  # Failures in a row, all while drafting, that are called the 
 
 class QueueFull(RuntimeError):
   """The engine holds as many waiting requests as it was built for; try again later."""
-
-
-@flax.struct.dataclass
-class Settings:
-  """Sampling and limits by slot; bias and prompt [B,V] only where a request needs the full code. seeds (uint32): the request's, and
-  its number under a schedule, where equal noise would tell of each other (see schedule.py)."""
-
-  temperature: Float["B"]
-  top_k: Int["B"]
-  top_p: Float["B"]
-  min_p: Float["B"]
-  repetition: Float["B"]
-  frequency: Float["B"]
-  presence: Float["B"]
-  seeds: Int["B 2"]
-  caps: Int["B"]
-  stops: Int["B n"]
-  bias: Float["B V"] | None = None
-  prompt: Bool["B V"] | None = None
-
-  def sampling(self, vocab: int, need: str) -> Sampling:
-    level = NEEDS.index(need)
-    having = lambda least, x: x if level >= NEEDS.index(least) else None
-    first = jax.vmap(jax.random.key)(self.seeds[:, 0])
-    keys = jnp.where(self.seeds[:, 1] == 0, first, jax.vmap(jax.random.fold_in)(first, self.seeds[:, 1]))
-    return Sampling(
-        temperature=having("plain", self.temperature), top_k=having("filtered", self.top_k), top_p=having("filtered", self.top_p), keys=keys,
-        vocab=vocab, min_p=having("filtered", self.min_p), bias=having("full", self.bias), repetition=having("full", self.repetition),
-        frequency=having("full", self.frequency), presence=having("full", self.presence), prompt=having("full", self.prompt))
-
-  @property
-  def limits(self) -> Limits:
-    return Limits(self.caps, self.stops)
-
-
-def _living(state: DecodeState, alive: Bool["B"]) -> DecodeState:
-  """With what the host has ended since."""
-  return state.replace(finish=jnp.where(alive, state.finish, STOP))
-
-
-def _first(method: Method, need: str, vocab: int, params, state: DecodeState, last, settings: Settings):
-  return decode.first_token(method, params, state, last, settings.sampling(vocab, need), settings.limits)
-
-
-def _draft(method: Method, need: str, vocab: int, reach: int, drafter_params, state: DecodeState, settings: Settings, alive, most, budget) -> Draft:
-  limits = settings.limits.replace(drafts=most)
-  return decode.draft(method, drafter_params, _living(state, alive), settings.sampling(vocab, need), limits, budget, reach)
-
-
-def _verify(method: Method, bucket: int, reach: int, params, cache: Cache, state: DecodeState, made: Draft, alive) -> Verified:
-  return decode.verify_draft(method, params, _living(state.replace(cache=cache), alive), made, bucket, reach)
-
-
-def _commit(
-    method: Method, need: str, vocab: int, drafter_params, state: DecodeState, cache: Cache, verified: Verified, made: Draft, settings: Settings,
-    alive,
-) -> tuple[DecodeState, RoundOutput]:
-  state, verified = _living(state.replace(cache=cache), alive), verified.replace(cache=cache)
-  return decode.commit(method, drafter_params, state, made, verified, settings.sampling(vocab, need), settings.limits)
-
-
-def _each_slot(stacked: bool, f: Callable, *states: DecodeState) -> DecodeState:
-  """f(axis of the slots, leaf of each state) over all leaves."""
-  buffers = jax.tree.map(functools.partial(f, int(stacked)), *((s.cache.keys, s.cache.values) for s in states))
-  rest = jax.tree.map(functools.partial(f, 0), *(s.replace(cache=s.cache.lengths) for s in states))
-  return rest.replace(cache=Cache(*buffers, rest.cache))
-
-
-def _insert(stacked: bool, state: DecodeState, row: DecodeState, slot: Int[""]) -> DecodeState:
-  return _each_slot(stacked, lambda axis, all, one: jax.lax.dynamic_update_slice_in_dim(all, one.astype(all.dtype), slot, axis), state, row)
-
-
-def _reorder(stacked: bool, state: DecodeState, order: Int["B"]) -> DecodeState:
-  return _each_slot(stacked, lambda axis, x: jnp.take(x, order, axis, mode="clip"), state)
-
-
-def _empty(method: Method, length: int, dtype: str, emitted: Int["B"], counts: Int["B V"], finish: Int["B"]) -> DecodeState:
-  return decode.init_state(method, emitted.shape[0], length, dtype).replace(emitted=emitted, counts=counts, finish=finish)
-
-
-PROGRAMS = {
-    "empty": jax.jit(_empty, static_argnums=(0, 1, 2)),
-    "read": jax.jit(decode.read, static_argnums=0, donate_argnums=3),
-    "first": jax.jit(_first, static_argnums=(0, 1, 2), donate_argnums=4),
-    "insert": jax.jit(_insert, static_argnums=0, donate_argnums=1),
-    "reorder": jax.jit(_reorder, static_argnums=0),
-    "draft": jax.jit(_draft, static_argnums=(0, 1, 2, 3)),
-    "verify": jax.jit(_verify, static_argnums=(0, 1, 2), donate_argnums=4),
-    "commit": jax.jit(_commit, static_argnums=(0, 1, 2), donate_argnums=(4, 5)),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,20 +142,6 @@ def _chunk_bucket(n: int, chunk: int) -> int:
 
 
 _SAMPLING_OPTIONS = set(inspect.signature(host_sampling).parameters) - {"batch", "vocab", "seed", "prompts"}
-_DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0, "frequency": 0.0, "presence": 0.0}
-
-
-def _stack(requests: Sequence[_Request | None], need: str, vocab: int) -> Settings:
-  """Settings of the slots that requests hold; those of an empty slot do not matter."""
-  dtype = lambda v: np.int32 if isinstance(v, int) else np.float32
-  column = lambda k, v: np.array([v if r is None else r.settings[k] for r in requests], dtype(v))
-  full = need == "full"
-  table = lambda k, dtype: np.stack([np.zeros(vocab, dtype) if r is None or r.settings[k] is None else r.settings[k] for r in requests]) if full else None
-  return Settings(
-      **{k: column(k, v) for k, v in _DEFAULTS.items()}, caps=column("caps", 1),
-      seeds=np.stack([np.zeros(2, np.uint32) if r is None else r.settings["seeds"] for r in requests]),
-      stops=np.stack([np.full(STOP_IDS, -1, np.int32) if r is None else r.settings["stops"] for r in requests]),
-      bias=table("bias", np.float32), prompt=table("prompt", bool))
 
 
 class Engine:
@@ -418,7 +310,7 @@ class Engine:
     able = [n for n in self.needs if NEEDS.index(n) >= NEEDS.index(need)]
     if not able:
       raise ValueError(f"this request needs {need!r} sampling code; the engine was built for {', '.join(self.needs)}")
-    row = {k: v if getattr(made, k) is None else getattr(made, k)[0] for k, v in (_DEFAULTS | {"bias": None, "prompt": None}).items()}
+    row = {k: v if getattr(made, k) is None else getattr(made, k)[0] for k, v in (DEFAULTS | {"bias": None, "prompt": None}).items()}
     row |= {"caps": max_new_tokens, "stops": np.array(stop_ids + [-1] * (STOP_IDS - len(stop_ids)), np.int32),
             "seeds": np.array([made.keys[0], 0], np.uint32)}
     now, number = time.perf_counter(), next(self._ids)
@@ -541,7 +433,7 @@ class Engine:
     if len(live) == len(self._held):
       self._resize(min(s for s in self.slot_buckets if s > len(live)))
     row, output = self._launch(
-        "first", self.method, request.need, self.target.vocab, self.target.params, row, last, _stack([request], request.need, self.target.vocab))
+        "first", self.method, request.need, self.target.vocab, self.target.params, row, last, stack([request.settings], request.need, self.target.vocab))
     slot = self._held.index(None)
     self._state = self._launch("insert", self.target.decoder.stacked, self._state, row, np.int32(slot))
     self._held[slot] = request
@@ -556,7 +448,7 @@ class Engine:
     most = np.array([0 if r is None else self._most(r) for r in held], np.int32)
     need = max((r.need for r in self._live()), key=NEEDS.index)
     if need not in self._settings:
-      self._settings[need] = jax.device_put(_stack(held, need, self.target.vocab))
+      self._settings[need] = jax.device_put(stack([r and r.settings for r in held], need, self.target.vocab))
     (budget, bucket), reach = self._pick(held, most), self._reach()
     drafting = bucket != size
     made = self._none[size]
@@ -795,7 +687,7 @@ class Engine:
       for n in sorted({_chunk_bucket(k, self.chunk) for k in range(1, self.chunk + 1)}):
         row, last = self._run("read", self.method, self.target.params, self._weights, row, np.zeros((1, n), np.int32), np.array([1], np.int32))
       for need in self.needs:
-        table = _stack([None], need, self.target.vocab)
+        table = stack([None], need, self.target.vocab)
         row, _ = self._run("first", self.method, need, self.target.vocab, self.target.params, row, last, table)
       for size in self.slot_buckets:
         for other in self.slot_buckets:
@@ -812,7 +704,7 @@ class Engine:
     return self.compiled - before
 
   def _nobody(self, size: int, need: str) -> Settings:
-    return jax.device_put(_stack([None] * size, need, self.target.vocab))
+    return jax.device_put(stack([None] * size, need, self.target.vocab))
 
   def _dry_round(self, size: int, need: str, bucket: int, reach: int, settings: Settings, launch: Callable) -> RoundOutput:
     """A round for nobody."""
