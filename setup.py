@@ -29,5 +29,6 @@ setuptools.setup(
         "notebooks": ["nbclient>=0.10", "ipykernel>=6"],
         "tpu": ["jax[tpu]>=0.10"],
         "cuda13": ["jax[cuda13]>=0.10"],
+        "aot": ["jax[tpu,cuda13-local]>=0.10", "nvidia-cuda-nvcc>=13", "flatbuffers>=24"],
     },
 )

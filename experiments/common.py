@@ -25,7 +25,7 @@ def settings() -> tuple[ConfigDict, pathlib.Path]:
   return flags.FLAGS.config, folder
 
 
-def record(experiment: str, target: Target, drafter: dict[str, Any] | None = None, **fields) -> dict[str, Any]:
+def record(experiment: str, target: Target | None, drafter: dict[str, Any] | None = None, **fields) -> dict[str, Any]:
   """A results record: what ran, where and on which versions, and `fields`; what they leave out did not come up.
 
   drafter: name and hash.
@@ -37,7 +37,7 @@ def record(experiment: str, target: Target, drafter: dict[str, Any] | None = Non
   return {
       "experiment": experiment, "config": _config_file(), "overrides": dict(config_flags.get_override_values(flags.FLAGS["config"])),
       "commit": report.commit(), "versions": report.versions(), "device": report.device(),
-      "target": {"name": target.name, "hash": target.hash}, "drafter": drafter, **measured, **fields}
+      "target": {"name": target and target.name, "hash": target and target.hash}, "drafter": drafter, **measured, **fields}
 
 
 def _config_file() -> str:

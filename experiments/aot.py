@@ -1,0 +1,157 @@
+"""Compiles every kernel for TPUs and a GPU on a machine that has none, and compares what comes out with the recorded table.
+
+  make aot        (in a virtual environment of its own, with libtpu and the CUDA compiler)
+  python -m experiments.aot --config=configs/kernels/aot.py --workdir=runs/aot
+
+TPU: instruction bundles of the kernels in the schedule that libtpu makes (static: a loop's body counts once). GPU: registers and
+spilled bytes that ptxas reports for the PTX that XLA makes (sm_90a). Ends with exit code 1 where a kernel does not compile, spills more
+or takes more bundles than the table records; a table that should change is written to the work folder, to be committed.
+"""
+
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+
+from absl import app
+from rich import console as rich_console
+from rich import table as rich_table
+
+from experiments import common
+
+common.define("configs/kernels/aot.py")
+
+
+def jobs(config) -> list[tuple[str, str, str]]:
+  """(operation, large case, "forward" or "backward") of everything to compile."""
+  from specdec_jax.kernels import OPS
+
+  return [(op.name, case.name, way) for op in OPS.values() for case in op.cases if case.large
+          for way in (("forward", "backward") if case.differentiable else ("forward",))]
+
+
+def lowered(implementation: str, topology, op: str, case: str, way: str):
+  """One job lowered for one device of `topology`."""
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+  from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+  from specdec_jax.kernels import OPS
+
+  op = OPS[op]
+  case = next(c for c in op.cases if c.name == case)
+  mesh = Mesh(np.array(topology.devices[:1]), ("device",))
+  place = NamedSharding(mesh, PartitionSpec())
+  arguments = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), case.shapes())
+  call = lambda a: op.call(**a, **case.settings, implementation=implementation)
+
+  def gradient(a):
+    loss = lambda some: sum(jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(call({**a, **some})))
+    return jax.grad(loss)({k: a[k] for k in case.differentiable})
+
+  with jax.set_mesh(mesh):
+    return jax.jit(call if way == "forward" else gradient).lower(arguments)
+
+
+def compile_tpu(target: str, job, dump: str) -> dict:
+  """Kernel calls of a job and their bundles, on one chip of the topology `target`."""
+  os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={dump}"
+  from jax.experimental import topologies
+
+  topology = topologies.get_topology_desc(platform="tpu", topology_name=target, chips_per_host_bounds=(1, 1, 1))
+  text = lowered("tpu", topology, *job).compile().as_text()
+  names = set(re.findall(r'%(\S+) = [^\n]*custom_call_target="tpu_custom_call"', text))
+  found = [f for name in names for f in pathlib.Path(dump).glob(f"*-{name}-*schedule-analysis_final_bundles.txt")]
+  bundles = [int(re.search(r"total scheduled bundles:\s+(\d+)", f.read_text())[1]) for f in found]
+  return {"calls": len(names), "bundles": sum(bundles)}
+
+
+def compile_gpu(target: str, job, dump: str) -> dict:
+  """Kernel calls of a job, the most registers of any and all spilled bytes, for the GPU of XLA's description `target`."""
+  os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={dump}"
+  from jax.experimental import topologies
+
+  topology = topologies.get_topology_desc(platform="cuda", topology_name="gpu", target_config=target, topology="1x1x1")
+  text = lowered("gpu", topology, *job).compile().as_text()
+  report = ""
+  for ptx in pathlib.Path(dump).glob("*.ptx"):
+    done = subprocess.run([ptxas(), "-v", "--gpu-name=sm_90a", str(ptx), "-o", os.devnull], capture_output=True, text=True)
+    if done.returncode:
+      raise RuntimeError(f"ptxas refuses {ptx.name}: {done.stderr[-500:]}")
+    report += done.stderr
+  numbers = lambda pattern: [int(n) for n in re.findall(pattern, report)]
+  return {"calls": text.count("__gpu$xla.gpu.triton"), "registers": max(numbers(r"Used (\d+) registers"), default=0),
+          "spilled": sum(numbers(r"(\d+) bytes spill"))}
+
+
+def ptxas() -> str:
+  """The CUDA assembler: of the package nvidia-cuda-nvcc, or on the path. Raises FileNotFoundError."""
+  import importlib.util
+
+  spec = importlib.util.find_spec("nvidia")
+  places = [pathlib.Path(p) for p in (spec.submodule_search_locations if spec else ())] + [pathlib.Path("/usr/local/cuda")]
+  found = [str(f) for p in places for f in p.glob("**/bin/ptxas")] + [f for f in [shutil.which("ptxas")] if f]
+  if not found:
+    raise FileNotFoundError("ptxas is not installed: pip install nvidia-cuda-nvcc (make aot)")
+  return found[0]
+
+
+def work(platform: str, target: str, job) -> dict:
+  """A job in a process of its own, which the compilers' settings need; what went wrong stands under "error"."""
+  os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost",
+                 "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
+  with tempfile.TemporaryDirectory() as dump:
+    try:
+      return {"tpu": compile_tpu, "gpu": compile_gpu}[platform](target, job, dump)
+    except Exception as error:  # A job that fails must not hide the others.
+      return {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+
+
+def worse(found: dict, recorded: dict | None) -> str | None:
+  """Why a result fails, or None: an error, no kernel in the program, a spill, more bundles or spilled bytes than recorded."""
+  if "error" in found:
+    return found["error"]
+  if not found["calls"]:
+    return "no kernel in the compiled program"
+  for name in ("bundles", "spilled"):
+    most = (recorded or {}).get(name, 0 if name == "spilled" else None)
+    if most is not None and found.get(name, 0) > most:
+      return f"{name} {found[name]}, recorded {most}"
+  return None
+
+
+def main(argv):
+  del argv
+  config, workdir = common.settings()
+  path = pathlib.Path(config.table)
+  recorded = json.loads(path.read_text()) if path.exists() else {}
+  found, failures = {}, []
+  context = multiprocessing.get_context("spawn")
+  with concurrent.futures.ProcessPoolExecutor(config.processes, context, max_tasks_per_child=1) as pool:
+    waiting = {(name, *job): pool.submit(work, platform, target, job) for name, (platform, target) in config.targets.items() for job in jobs(config)}
+    for (name, *job), future in waiting.items():
+      key = "/".join(job)
+      found.setdefault(key, {})[name] = result = future.result()
+      reason = worse(result, recorded.get(key, {}).get(name))
+      failures += [f"{key} on {name}: {reason}"] if reason else []
+  shown = rich_table.Table("kernel", *config.targets)
+  cell = lambda r: r.get("error") or ", ".join(f"{v} {k}" for k, v in r.items() if k != "calls")
+  for key, results in found.items():
+    shown.add_row(key, *(cell(results[name]) for name in config.targets))
+  screen = rich_console.Console()
+  screen.width = max(screen.width, 140)
+  screen.print(shown)
+  (workdir / "aot.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+  screen.print(f"table: {workdir / 'aot.json'}; recorded: {path}" + ("" if found == recorded else " (differs)"))
+  if failures:
+    raise SystemExit("\n".join(failures))
+
+
+if __name__ == "__main__":
+  app.run(main)
