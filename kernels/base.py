@@ -7,7 +7,6 @@ A folder has `ref.py`, the meaning in jnp; `pallas.py`, a TPU kernel and a Trito
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -26,7 +25,7 @@ class Case:
   name: str
   make: Callable[[jax.Array], dict[str, jax.Array]]
   dtype: str = "float32"
-  settings: Mapping[str, Any] = MappingProxyType({})
+  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   differentiable: tuple[str, ...] = ()
   large: bool = False
   flops: int = 0
