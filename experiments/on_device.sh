@@ -22,7 +22,7 @@ step() {
   printf '%-16s exit %-4s %4d s\n' "$name" "$code" $((SECONDS - began)) | tee -a "$SUMMARY"
 }
 
-step kernel_tests 150 "$PYTHON" -m pytest -q -p no:cacheprovider -m device tests/kernels_device_test.py
+step kernel_tests 150 "$PYTHON" -m pytest -q tests/kernels_test.py
 step bench_kernels 120 "$PYTHON" -m experiments.bench_kernels --config=configs/kernels/bench.py --workdir="$WORK/bench_kernels"
 step qwen3_4b_sps 120 "$PYTHON" -m experiments.profile_sps --config=configs/qwen3_4b/sps.py --workdir="$WORK/qwen3_4b_sps"
 step drafter_27b 60 "$PYTHON" -m experiments.profile_sps --config=configs/qwen3_4b/sps.py:drafter_27b --workdir="$WORK/drafter_27b"

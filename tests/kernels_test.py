@@ -1,13 +1,15 @@
-"""Every kernel against its reference in interpret mode: values and gradients, for every case of its shapes.py (C107)."""
+"""Every kernel against its reference, in interpret mode or on the accelerator there is: values and gradients, for every case of its
+shapes.py (C107)."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.kernels import OPS
+from specdec_jax.kernels import OPS, default_implementation
 from specdec_jax.kernels.base import TOLERANCE, choose
 
+IMPLEMENTATIONS = ("tpu_interpret", "gpu_interpret") if default_implementation() == "reference" else (default_implementation(),)
 PAIRS = [pytest.param(op, case, id=f"{op.name}-{case}") for op in OPS.values() for case in op.cases if not case.large]
 
 
@@ -22,7 +24,13 @@ def close(found, expected, dtype):
       np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("implementation", ("tpu_interpret", "gpu_interpret"))
+@pytest.fixture(autouse=True)
+def exact_products():
+  with jax.default_matmul_precision("highest"):
+    yield
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("op", "case"), PAIRS)
 def test_values_and_gradients_are_those_of_the_reference(op, case, implementation):
   arguments = case.make(jax.random.key(0))
