@@ -39,7 +39,7 @@ def make_engines(config, target) -> dict[str, Engine]:
     engine = Engine(
         target, drafter, slots=max(config.concurrencies), max_length=config.max_length, schedule=m.schedule, draft_length=m.get("draft_length"),
         slot_buckets=config.concurrencies, buckets=buckets(config.concurrencies, config.rows_per_slot if m.schedule != "fixed" else ()),
-        needs=config.needs, adaptive=m.schedule != "fixed")
+        needs=config.needs, reaches=config.reaches, adaptive=m.schedule != "fixed")
     engine.warm_up()
     if m.schedule == "asynchronous":
       engine.use_costs(engine.profile(config.context, config.profile_repeats))
