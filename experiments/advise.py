@@ -21,8 +21,6 @@ from experiments.measure import load_prompts, recorded
 from specdec_jax import advise, calibrate, cost, report
 from specdec_jax.engine import Engine
 
-common.define("configs/tiny/advise.py")
-
 
 def blocks(config, target, drafter, prompts):
   """(calibrated confidences, accepted, data set) of recorded full blocks; calibrated on every other prompt, kept from the rest."""
@@ -94,7 +92,7 @@ def main(argv):
   del argv
   matplotlib.use("agg")
   config, workdir = common.settings()
-  target = specdec_jax.load_target(config.target)
+  target = specdec_jax.load_target(config.target, dtype=config.dtype)
   drafters = {name: specdec_jax.load_drafter(name, target) for name in (config.serial, config.drafter)}
   if drafters[config.drafter].model.draft_length < 2:
     raise SystemExit(f"advise: {config.drafter} makes one draft a round: there is nothing to schedule")
@@ -128,4 +126,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  common.define("configs/tiny/advise.py")
   app.run(main)

@@ -20,8 +20,6 @@ from specdec_jax import report
 from specdec_jax.decode import round_up
 from specdec_jax.models.target import Target
 
-common.define("configs/tiny/speed.py")
-
 
 @functools.partial(jax.jit, static_argnums=(0, 4), donate_argnums=3)
 def _verify(decoder, params, tokens, cache, taps):
@@ -90,4 +88,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  common.define("configs/tiny/speed.py")
   app.run(main)

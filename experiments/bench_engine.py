@@ -20,7 +20,6 @@ from specdec_jax.drafters import drafter_model
 from specdec_jax.drafters.base import Drafter
 from specdec_jax.engine import Engine
 
-common.define("configs/tiny/engine.py")
 COLUMNS = (
     ("slots", "concurrency", ""), ("drafts", "metrics.drafts", ""), ("draft (ms)", "metrics.draft", ".2f"), ("verify", "metrics.verify", ".2f"),
     ("accept and commit", "metrics.commit", ".2f"), ("round", "metrics.round", ".2f"), ("round / parts", "metrics.ratio", ".3f"))
@@ -81,4 +80,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  common.define("configs/tiny/engine.py")
   app.run(main)

@@ -19,7 +19,6 @@ from experiments import common
 from specdec_jax import report
 from specdec_jax.kernels import OPS, default_implementation
 
-common.define("configs/kernels/bench.py")
 COLUMNS = (
     ("kernel", "metrics.kernel", ""), ("case", "metrics.case", ""), ("pass", "metrics.way", ""), ("XLA (µs)", "metrics.reference", ".1f"),
     ("kernel (µs)", "metrics.time", ".1f"), ("XLA / kernel", "metrics.gain", ".2f"), ("of copy speed", "metrics.of_copy", ".0%"),
@@ -106,4 +105,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  common.define("configs/kernels/bench.py")
   app.run(main)

@@ -26,8 +26,6 @@ from specdec_jax.training import trainer
 from specdec_jax.training.objective import initial
 from specdec_jax.training.optimizer import adamw, learning_rate
 
-common.define("configs/tiny/training_speed.py")
-
 PARTS = ("features", "backbone", "loss", "optimizer")  # The last two are what is left, so noise can make one negative.
 
 
@@ -102,4 +100,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  common.define("configs/tiny/training_speed.py")
   app.run(main)

@@ -25,7 +25,6 @@ from specdec_jax import lossless, report
 from specdec_jax.drafters.base import Drafter, DraftModel
 from specdec_jax.verify import SparseDistribution
 
-common.define("configs/tiny/lossless.py")
 FALSE_ALARM = 0.01  # Probability that a run of right samples, all its tests together, is called a fault.
 COLUMNS = (
     ("drafter", "drafter.name", ""), ("data set", "dataset", ""), ("T", "temperature", "g"), ("top-p", "metrics.top_p", "g"), ("rule", "rule", ""),
@@ -153,4 +152,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  common.define("configs/tiny/lossless.py")
   app.run(main)

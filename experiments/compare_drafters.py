@@ -3,6 +3,8 @@
   python -m experiments.compare_drafters --config=configs/tiny/compare.py --workdir=runs/tiny_compare
 """
 
+import dataclasses
+
 from absl import app
 from rich import console as rich_console
 from rich import progress
@@ -13,52 +15,49 @@ from experiments import common, comparison
 from experiments.measure import load_prompts, measure, result
 from specdec_jax import report
 
-common.define("configs/tiny/compare.py")
-
 
 def main(argv):
   del argv
   config, workdir = common.settings()
   screen = rich_console.Console()
   screen.width = max(screen.width, 200)
-  target = specdec_jax.load_target(config.target)
-  if config.baseline not in config.drafters:
-    raise SystemExit(f"compare_drafters: the baseline {config.baseline!r} is none of {', '.join(config.drafters)}")
-  trained = [(name, seed, path) for name, paths in config.drafters.items() for seed, path in enumerate(paths)]
-  drafters = [None, *(specdec_jax.load_drafter(path, target) for _, _, path in trained)]
+  target = specdec_jax.load_target(config.target, dtype=config.dtype)
+  if unknown := set(config.baselines) - set(config.drafters):
+    raise SystemExit(f"compare_drafters: the baselines {sorted(unknown)} are none of {', '.join(config.drafters)}")
+  drafters = [None]
+  for name, paths in config.drafters.items():
+    for seed, path in enumerate(paths):
+      called = f"{target.name}/{name}" + (f", training seed {seed}" if seed else "")
+      drafters.append(dataclasses.replace(specdec_jax.load_drafter(path, target), name=called))
   prompts = load_prompts(config, target)
   records, text = [], []
   with progress.Progress(*progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[note]}"), console=screen) as bar:
     task = bar.add_task(target.name, total=len(prompts) * (1 + config.repeats) * sum(
-        1 + len(trained) * (len(config.rules) if t else 1) for t in config.temperatures), note="")
+        1 + (len(drafters) - 1) * (len(config.rules) if t else 1) for t in config.temperatures), note="")
     for temperature in config.temperatures:
       rules = config.rules if temperature else config.rules[:1]
-      rounds, rates = ({rule: {name: [{} for _ in paths] for name, paths in config.drafters.items()} for rule in rules} for _ in range(2))
       for dataset, ids in prompts.items():
         tick = lambda note, where=f"{dataset}, temperature {temperature:g}: ": bar.update(task, advance=1, note=where + note)
         measured = measure(config, target, drafters, ids, temperature, tick, rules)
         for run in measured:
           records.append(result("compare_drafters", config, target, dataset, ids, temperature, run, measured[0]))
           report.append(workdir / "results.jsonl", records[-1])
-        for (name, seed, _), run in zip(trained * len(rules), measured[1:], strict=True):
-          rounds[run.rule][name][seed][dataset], rates[run.rule][name][seed][dataset] = [c.rounds for c in run.done], run.tokens_per_s
-      title = f"temperature {temperature:g}"
-      first = rules[0]
       tables = [
-          comparison.accepted_lengths(rounds[first], config.baseline, title), comparison.conditional_acceptances(rounds[first], title),
-          comparison.speeds(rates[first], config.baseline, title)]
-      for header, rows in [*tables, *(comparison.rules(rounds[first], rounds[r], f"{title}, rule {r}", first) for r in rules[1:])]:
+          comparison.accepted_lengths(records, config.baselines, temperature), comparison.conditional_acceptances(records, temperature),
+          comparison.speeds(records, temperature), *(comparison.rules(records, temperature, r) for r in rules[1:])]
+      for header, rows in tables:
         shown = rich_table.Table(*header)
         for row in rows:
           shown.add_row(*row)
         screen.print(shown)
-        text += ["| " + " | ".join(header) + " |", "|" + "---|" * len(header), *("| " + " | ".join(r) + " |" for r in rows), ""]
+        text += [report.grid(header, rows), ""]
   report.write_report(records, workdir, f"Drafters for {target.name}", (*report.COLUMNS[:3], ("rule", "rule", ""), *report.COLUMNS[3:]))
-  (workdir / "comparison.md").write_text("\n".join(text) + "\n")
+  (workdir / "comparison.md").write_text("\n".join(text))
   screen.print(f"records: {workdir / 'results.jsonl'}   tables: {workdir / 'comparison.md'}, {workdir / 'report.md'}")
   if any(r["lossless"]["holds"] is False for r in records):
     raise SystemExit("not lossless: see the report")
 
 
 if __name__ == "__main__":
+  common.define("configs/tiny/compare.py")
   app.run(main)

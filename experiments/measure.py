@@ -38,7 +38,7 @@ def load_prompts(config, target: Target) -> dict[str, list[list[int]]]:
   out = {}
   for name, source in config.prompts.items():
     texts = prompts_lib.shipped_prompts(source, name, config.prompts_per_dataset)
-    ids = [target.tokenizer.encode(prompts_lib.chat_prompt(target.tokenizer, t, config.system or None)) for t in texts]
+    ids = [target.tokenizer.encode(prompts_lib.chat_prompt(target.tokenizer, t, config.system or None, **config.get("chat", {}))) for t in texts]
     out[name] = sorted(ids, key=len)
   return out
 
@@ -93,8 +93,11 @@ def check(target: Target, prompts, run: Run, plain: Run, temperature: float) -> 
   if run.drafter is None:
     return {"contract": None, "identical": None, "n": len(run.done), "holds": None}
   if temperature == 0:
-    same = lossless.identical(run.done, plain.done)
-    return {"contract": 1, "identical": same, "n": len(run.done), "holds": same == len(run.done)}
+    same, apart = lossless.identical(run.done, plain.done), []
+    if same < len(run.done) and target.dtype != "float32":
+      apart = lossless.first_divergences(target, prompts, run.done, plain.done)
+    holds = all(d.near_tie for d in apart) if apart else same == len(run.done)
+    return {"contract": 1 if target.dtype == "float32" else 2, "identical": same, "n": len(run.done), "holds": holds}
   found = lossless.surprisal(target, prompts, run.done, temperature)
   return {"contract": 3, "identical": None, "n": len(run.done), "z": found.z if math.isfinite(found.z) else None, "p": found.p_value,
           "holds": found.p_value >= LEAST_P}
@@ -108,6 +111,7 @@ def result(experiment: str, config, target: Target, dataset: str, prompts, tempe
       "tokens_per_s": run.tokens_per_s, "delivered_tokens": sum(len(c.tokens) for c in run.done),
       "peak_memory": metrics.peak_memory_bytes(), "longest_repeat": max(metrics.longest_repeat(c.tokens) for c in run.done)}
   if run.drafter:
+    found["by_request"] = [(len(r), sum(e for _, _, e in r)) for r in rounds]
     found["speedup"] = metrics.speedup(run.tokens_per_s, plain.tokens_per_s)
   return common.record(
       experiment, target, {"name": run.drafter.name, "hash": run.drafter.hash} if run.drafter else None, seed=config.seed,

@@ -10,8 +10,6 @@ from rich import table as rich_table
 from experiments import common
 from specdec_jax.data.feature_cache import STORED, bytes_per_token
 
-common.define("configs/qwen3_4b/cache.py")
-
 
 def plan(config) -> list[dict]:
   """One row a way of having features: bytes a token, bytes in all, hours to write, hours of target passes over all epochs."""
@@ -38,4 +36,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  common.define("configs/qwen3_4b/cache.py")
   app.run(main)

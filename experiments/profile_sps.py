@@ -9,24 +9,19 @@ import dataclasses
 import os
 import time
 
-import matplotlib
 from absl import app
-from matplotlib.figure import Figure
 from rich import console as rich_console
 from rich import table as rich_table
 
 import specdec_jax
-from experiments import common
+from experiments import common, plots
 from experiments.load import buckets
 from specdec_jax import report
 from specdec_jax.engine import Engine
 
-common.define("configs/tiny/sps.py")
-
 
 def main(argv):
   del argv
-  matplotlib.use("agg")
   config, workdir = common.settings()
   target = specdec_jax.load_target(config.target)
   drafter = specdec_jax.load_drafter(config.drafter, target) if config.drafter else None
@@ -35,22 +30,19 @@ def main(argv):
       buckets=buckets(config.slots, config.rows_per_slot), needs=(config.need,))
   began = time.perf_counter()
   tables = engine.profile(config.context, config.repeats)
-  figure = Figure(figsize=(6, 4), layout="constrained")
-  axes = figure.subplots()
+  records = []
   shown = rich_table.Table("slots", "verify tokens: ms ± half the distance of the quartiles")
   for slots, table in tables.items():
     table = dataclasses.replace(table, made_from={**table.made_from, "load": round(os.getloadavg()[0], 1)})
     table.save(workdir / f"sps_{slots}.json")
     shown.add_row(str(slots), "   ".join(f"{n}: {1e3 * s:.2f} ± {1e3 * w:.2f}" for n, s, w in zip(table.tokens, table.seconds, table.spread)))
-    axes.errorbar(table.tokens, [1 / s for s in table.seconds], fmt=".-", label=f"{slots} slots")
-    report.append(workdir / "results.jsonl", common.record(
+    records.append(common.record(
         "profile_sps", target, drafter and {"name": drafter.name, "hash": drafter.hash}, dataset="synthetic", concurrency=slots, schedule="fixed",
         rule="token", speculation={"on": drafter is not None, "why": None if drafter else "no drafter"},
         notes=f"median of {config.repeats}, load {os.getloadavg()[0]:.1f}", compile={"count": None, "seconds": time.perf_counter() - began},
         metrics={"tokens": list(table.tokens), "seconds": list(table.seconds), "spread": list(table.spread)}))
-  axes.set(xlabel="verify tokens of a step", ylabel="steps per second", xscale="log", yscale="log", title=f"{target.name} with {config.drafter or 'no drafter'}")
-  axes.legend(fontsize=7)
-  figure.savefig(workdir / "sps.png", dpi=120)
+    report.append(workdir / "results.jsonl", records[-1])
+  plots.costs(records).savefig(workdir / "sps.png", dpi=120)
   screen = rich_console.Console()
   screen.width = max(screen.width, 160)
   screen.print(shown)
@@ -58,4 +50,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  common.define("configs/tiny/sps.py")
   app.run(main)

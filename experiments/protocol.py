@@ -23,7 +23,6 @@ from specdec_jax import facts, metrics, report
 from specdec_jax.data import prompts as prompts_lib
 from specdec_jax.engine import Engine, QueueFull
 
-common.define("configs/tiny/protocol.py")
 COLUMNS = (
     ("task", "dataset", ""), ("length", "metrics.length", ""), ("at once", "concurrency", ""), ("drafts", lambda r: "on" if r["speculation"]["on"] else "off", ""),
     ("tokens/s", "metrics.tokens_per_s", ".0f"), ("speedup", "metrics.speedup", ".2f"), ("ttft p50 (s)", "metrics.ttft.p50", ".3f"),
@@ -260,4 +259,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  common.define("configs/tiny/protocol.py")
   app.run(main)

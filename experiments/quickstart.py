@@ -13,8 +13,6 @@ from experiments import common
 from experiments.measure import load_prompts, measure, result
 from specdec_jax import report
 
-common.define("configs/tiny/quickstart.py")
-
 
 def main(argv):
   del argv
@@ -22,7 +20,7 @@ def main(argv):
   screen = rich_console.Console()
   screen.width = max(screen.width, 110)  # Room for the table, also where the output is a file.
   try:
-    target = specdec_jax.load_target(config.target)
+    target = specdec_jax.load_target(config.target, dtype=config.dtype)
     drafters = [None, *(specdec_jax.load_drafter(name, target) for name in config.drafters)]
   except FileNotFoundError as e:
     raise SystemExit(f"quickstart: {e}") from e
@@ -48,4 +46,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  common.define("configs/tiny/quickstart.py")
   app.run(main)

@@ -9,20 +9,17 @@ bursts, whether or not the engine keeps up. Every engine serves the same request
 import os
 import random
 
-import matplotlib
 from absl import app
-from matplotlib.figure import Figure
 from rich import console as rich_console
 from rich import progress
 
 import specdec_jax
-from experiments import common
+from experiments import common, plots
 from experiments.load import arrivals, buckets, closed, figures, opened
 from experiments.measure import load_prompts
 from specdec_jax import facts, report
 from specdec_jax.engine import Engine
 
-common.define("configs/tiny/serve.py")
 COLUMNS = (
     ("load", "metrics.load", ""), ("method", "metrics.method", ""), ("requests at once", "concurrency", ""), ("tokens/s", "metrics.tokens_per_s", ".0f"),
     ("user tokens/s p50", "metrics.user_tps", ".0f"), ("ttft p50 (s)", "metrics.ttft.p50", ".3f"), ("p90", "metrics.ttft.p90", ".3f"),
@@ -64,30 +61,10 @@ def record(config, engine: Engine, name: str, load: str, concurrency, served, wa
       notes="; ".join([f"median of {config.repeats}, load {os.getloadavg()[0]:.1f}", *stats["health"]]))
 
 
-def plots(records, workdir) -> None:
-  """Throughput against speed per user (Figure 7); throughput and mean verify length against concurrency (Figure 8)."""
-  rows = [r for r in records if r["metrics"]["load"] == "closed"]
-  methods = list(dict.fromkeys(r["metrics"]["method"] for r in rows))
-  figure = Figure(figsize=(12, 3.6), layout="constrained")
-  axes = figure.subplots(1, 3)
-  for m, colour in zip(methods, report.PALETTE * 2):
-    mine = [r for r in rows if r["metrics"]["method"] == m]
-    at = [r["concurrency"] for r in mine]
-    axes[0].plot([r["metrics"]["user_tps"] for r in mine], [r["metrics"]["tokens_per_s"] for r in mine], ".-", label=m, color=colour)
-    axes[1].plot(at, [r["metrics"]["tokens_per_s"] for r in mine], ".-", label=m, color=colour)
-    axes[2].plot(at, [r["metrics"]["verify_length"] or 1.0 for r in mine], ".-", label=m, color=colour)
-  axes[0].set(xlabel="tokens per second of a user", ylabel="tokens per second of all")
-  axes[1].set(xlabel="requests at once", ylabel="tokens per second of all", xscale="log")
-  axes[2].set(xlabel="requests at once", ylabel="verify tokens of a request and round", xscale="log")
-  axes[0].legend(fontsize=7)
-  figure.savefig(workdir / "load.png", dpi=120)
-
-
 def main(argv):
   del argv
-  matplotlib.use("agg")
   config, workdir = common.settings()
-  target = specdec_jax.load_target(config.target)
+  target = specdec_jax.load_target(config.target, dtype=config.dtype)
   by_domain = load_prompts(config, target)
   rng = random.Random(config.seed)
   requests = [(ids, new) for ids in sum(by_domain.values(), []) for new in [rng.choice(config.max_new_tokens)]]
@@ -131,11 +108,12 @@ def main(argv):
         report.append(workdir / "results.jsonl", records[-1])
   screen.print(report.table(records, COLUMNS))
   (workdir / "load.md").write_text(report.markdown(records, COLUMNS) + "\n")
-  plots(records, workdir)
+  plots.load_curves(records).savefig(workdir / "load.png", dpi=120)
   screen.print(f"records: {workdir / 'results.jsonl'}   table: {workdir / 'load.md'}   plot: {workdir / 'load.png'}")
   if any(r["lossless"]["holds"] is False for r in records):
     raise SystemExit("not lossless: a request's text is not that of its solo run")
 
 
 if __name__ == "__main__":
+  common.define("configs/tiny/serve.py")
   app.run(main)

@@ -28,8 +28,6 @@ from specdec_jax.training import features, trainer
 from specdec_jax.training.objective import initial
 from specdec_jax.training.optimizer import adamw, learning_rate
 
-common.define("configs/tiny/dspark.py")
-
 
 def training_prompts(config, target: Target) -> list[dict]:
   """Training questions, name the domain, prompt the token ids; those with answers of similar length together."""
@@ -134,4 +132,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  common.define("configs/tiny/dspark.py")
   app.run(main)

@@ -25,8 +25,6 @@ from specdec_jax.training import trainer
 from specdec_jax.training.losses import next_token_loss
 from specdec_jax.training.optimizer import adamw, learning_rate
 
-common.define("configs/tiny/target.py")
-
 
 def model_config(config, tokenizer: Tokenizer) -> ModelConfig:
   m = config.model
@@ -135,4 +133,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  common.define("configs/tiny/target.py")
   app.run(main)

@@ -26,6 +26,7 @@ FORMULAS: dict[str, str] = {
   "macro_accepted_length": "mean over data sets with a round of accepted_length",
   "expected_accepted_length": "1 + Σ_k Π_{j ≤ k} conditional_acceptance[j]; a proxy, not a measured length",
   "rounds": "verify calls, counted once per request in the call",
+  "by_request": "[i] = (rounds, Σ emitted) of request i",
   "requests": "requests measured, those without a round included",
   "longest_repeat": "longest run of one equal token in the output",
   "tokens_per_s": "delivered tokens / wall seconds (compile and warm-up outside)",

@@ -136,9 +136,13 @@ def table(records: Sequence[Record], columns: Sequence[Column]) -> Table:
 
 def markdown(records: Sequence[Record], columns: Sequence[Column]) -> str:
   """The records as a Markdown table, one row each, with the cells of `table`."""
-  rows = [[title for title, *_ in columns], *([cell(record, column) for column in columns] for record in records)]
-  lines = ["| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in row) + " |" for row in rows]
-  return "\n".join([lines[0], "|" + " --- |" * len(columns), *lines[1:]]) + "\n"
+  return grid([title for title, *_ in columns], [[cell(record, column) for column in columns] for record in records])
+
+
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+  """Header and rows as a Markdown table."""
+  lines = ["| " + " | ".join(text.replace("|", "\\|").replace("\n", " ") for text in row) + " |" for row in (header, *rows)]
+  return "\n".join([lines[0], "|" + " --- |" * len(header), *lines[1:]]) + "\n"
 
 
 def plot_position_acceptance(records: Sequence[Record], path: str | Path) -> None:

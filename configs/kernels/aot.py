@@ -1,6 +1,6 @@
 """Ahead-of-time compilation of the kernels for one chip of TPU v5e and v6e and for an H200.
 
-  make aot
+  make aot        (python -m experiments.aot --config=configs/kernels/aot.py --workdir=runs/aot in an environment with the compilers)
 
 2 CPU cores, no accelerator; the table is kernels/aot.json.
 """

@@ -1,6 +1,6 @@
 """The feature cache of the published DSpark recipe for Qwen3-4B: five taps and the last hidden state (38 TB published).
 
-  python -m experiments.plan_cache --config=configs/qwen3_4b/cache.py
+  python -m experiments.plan_cache --config=configs/qwen3_4b/cache.py --workdir=runs/qwen3_4b_cache
 
 Seconds; nothing is written.
 """
@@ -8,7 +8,8 @@ Seconds; nothing is written.
 import ml_collections
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config(variant: str = "full") -> ml_collections.ConfigDict:
+  del variant  # Arithmetic only.
   c = ml_collections.ConfigDict()
   c.target = "Qwen3-4B"
   c.width = 2560

@@ -15,11 +15,11 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   del c.drafters, c.rule
   names = ("mtp", "eagle3", "dflash", "dspark", "dflash2", "hybrid")
   c.drafters = ml_collections.ConfigDict({name: (f"tiny/{name}",) for name in names})  # one folder a training seed
-  c.baseline = "dflash"
+  c.baselines = ("dflash", "eagle3")
   c.rules = ("token", "block")  # the first is that of the tables; the gain of the others stands beside it
   c.prompts_per_dataset = 100
   c.batch = 20
   if variant == "smoke":
-    c.drafters, c.baseline = ml_collections.ConfigDict(dict(dspark=("tiny/dspark",))), "dspark"
+    c.drafters, c.baselines = ml_collections.ConfigDict(dict(dspark=("tiny/dspark",))), ("dspark",)
     c.prompts_per_dataset, c.batch, c.max_new_tokens, c.temperatures = 2, 2, 8, (0.0,)
   return c

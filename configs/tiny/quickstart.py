@@ -1,6 +1,6 @@
 """The main job: the embedded target alone and with every shipped drafter, on the shipped prompts of three domains.
 
-  python -m experiments.quickstart          (make quickstart)
+  python -m experiments.quickstart --config=configs/tiny/quickstart.py --workdir=runs/tiny_quickstart      (make quickstart)
 
 2 CPU cores, four minutes. Tables and plots: runs/tiny_quickstart/report.md.
 """
@@ -11,6 +11,7 @@ import ml_collections
 def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c = ml_collections.ConfigDict()
   c.target = "tiny"
+  c.dtype = "float32"  # or bfloat16
   c.drafters = ("tiny/mtp", "tiny/eagle3", "tiny/dflash", "tiny/dspark", "tiny/dflash2", "tiny/hybrid")
   c.prompts = ml_collections.ConfigDict(dict(maths="tiny", code="tiny", chat="tiny"))  # "tiny", or a {"turns": […]} JSONL
   c.prompts_per_dataset = 4

@@ -9,6 +9,7 @@ import ml_collections
 def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c = ml_collections.ConfigDict()
   c.target = "tiny"
+  c.dtype = "float32"  # or bfloat16
   fixed = lambda n: dict(drafter="tiny/dspark", schedule="fixed", draft_length=n)
   c.methods = ml_collections.ConfigDict({
       "target alone": dict(drafter="", schedule="fixed"), "MTP-1": dict(drafter="tiny/mtp", schedule="fixed"),

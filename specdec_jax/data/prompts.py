@@ -33,10 +33,10 @@ def shipped_prompts(source: str, domain: str, limit: int | None = None) -> list[
   return read_turns(shipped if shipped.exists() else source, limit)
 
 
-def chat_prompt(tokenizer: Tokenizer, user: str, system: str | None = None) -> str:
-  """One user turn as the chat template writes it, ready for the answer."""
+def chat_prompt(tokenizer: Tokenizer, user: str, system: str | None = None, **options) -> str:
+  """One user turn as the chat template writes it, ready for the answer; options: of the template, such as enable_thinking."""
   turns = [{"role": "system", "content": system}] if system else []
-  return tokenizer.chat([*turns, {"role": "user", "content": user}])
+  return tokenizer.chat([*turns, {"role": "user", "content": user}], **options)
 
 
 def encode_example(tokenizer: Tokenizer, user: str, answer: str) -> tuple[Sequence[int], Sequence[int]]:

@@ -1,0 +1,38 @@
+"""The commands that configurations name in their docstrings."""
+
+import ast
+import dataclasses
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).parents[1]
+COMMAND = re.compile(r"python -m experiments\.(\w+) --config=(configs/\w+/\w+\.py)(?::(\w+))? --workdir=runs/(\w+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+  """One command line: experiments/MODULE.py with a configuration and a variant of it ("" for none), and the name of its run."""
+
+  module: str
+  config: str
+  variant: str
+  run: str
+
+  def __str__(self):
+    return f"python -m experiments.{self.module} --config={self.config}{self.variant and ':'}{self.variant} --workdir=runs/{self.run}"
+
+
+def configs() -> list[str]:
+  """Every configuration, as a path from the repository's root."""
+  return sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "configs").glob("*/*.py") if p.name != "__init__.py")
+
+
+def commands(config: str) -> list[Command]:
+  """The commands in a configuration's docstring, in order."""
+  text = ast.get_docstring(ast.parse((ROOT / config).read_text(encoding="utf-8"))) or ""
+  return [Command(module, path, variant or "", run) for module, path, variant, run in COMMAND.findall(text)]
+
+
+def command_of(run: str) -> Command:
+  """The command whose run has this name; KeyError where no configuration names it."""
+  return {c.run: c for path in configs() for c in commands(path)}[run]

@@ -1,0 +1,242 @@
+"""Renders the tables and plots of README.md and docs/*.md from results/*.jsonl, in place.
+
+  python -m experiments.tables
+
+A document marks where: a line "<!-- table: NAME -->" and a line "<!-- end -->"; what stands between them is written anew. NAME is
+one of TABLES below; its records are results/RUN.jsonl, the results.jsonl of the run whose command a configuration names. A test
+fails where a document is not what this gives.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments import bench_drafters, bench_engine, bench_kernels, calibrate, check_lossless, comparison, plots, recall, serve_load
+from experiments.commands import ROOT, command_of
+from specdec_jax import report
+from specdec_jax.report import Record, grid
+
+TITLES = {"mtp": "MTP-1", "eagle3": "Eagle3", "dflash": "DFlash", "dspark": "DSpark", "dflash2": "DFlash 2", "hybrid": "hybrid"}
+MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """What stands at a mark: the run whose records it shows, and how; `text` gives Markdown or, for a plot, a figure; `source` is
+  where the records lie if not in results/RUN.jsonl."""
+
+  run: str
+  text: Callable[[list[Record]], str | Figure]
+  alt: str = ""  # of a plot
+  source: str = ""
+
+  @property
+  def path(self) -> pathlib.Path:
+    return ROOT / (self.source or f"results/{self.run}.jsonl")
+
+
+def records_of(path: pathlib.Path) -> list[Record]:
+  return report.read(path) if path.suffix == ".jsonl" else [json.loads(path.read_text(encoding="utf-8"))]
+
+
+def made_with(table: Table, records: Sequence[Record]) -> str:
+  """The command, and what it ran on."""
+  if table.source:
+    return f"`{command_of(table.run)}`, kept in `{table.source}`\n"
+  differ = lambda name: ", ".join(dict.fromkeys(map(name, records)))
+  device = differ(lambda r: f"{r['device']['count']} × {r['device']['kind']}")
+  return f"`{command_of(table.run)}`; commit {differ(lambda r: r['commit'])}; jax {differ(lambda r: r['versions']['jax'])}; {device}\n"
+
+
+def cells(function, *arguments, **options) -> Callable[[list[Record]], str]:
+  """A table of experiments/comparison.py at several temperatures, one under the other."""
+  def text(records, temperatures=(0.0, 1.0)):
+    found = [t for t in temperatures if any(r["temperature"] == t for r in records)]
+    return "\n".join(grid(*function(records, *arguments, temperature=t, **options)) for t in found)
+
+  return text
+
+
+def rows(columns, where=lambda record: True) -> Callable[[list[Record]], str]:
+  """A row a record."""
+  return lambda records: report.markdown([r for r in records if where(r)], columns)
+
+
+def pivot(row, column, cell, title: str, where=lambda record: True, also=lambda table: {}) -> Callable[[list[Record]], str]:
+  """A row for each row(record), a column for each column(record); `also` adds rows that it makes of {row: {column: record}}."""
+  def text(records):
+    table = {}
+    for r in filter(where, records):
+      table.setdefault(row(r), {})[column(r)] = r
+    columns = list(dict.fromkeys(c for found in table.values() for c in found))
+    body = [[str(name), *(cell(found[c]) if c in found else "" for c in columns)] for name, found in table.items()]
+    body += [[name, *(found.get(c, "") for c in columns)] for name, found in also(table).items()]
+    return grid([title, *map(str, columns)], body)
+
+  return text
+
+
+def held_out(records) -> str:
+  """Nats a token of the embedded target beside those of simpler models."""
+  found = records[0]["held_out_nats_per_token"]
+  return grid(["held-out nats a token", "target", "bigram", "unigram"], [
+      [domain, *(f"{values[m]:.2f}" for m in ("target", "bigram", "unigram"))] for domain, values in found.items()])
+
+
+def lossless(records) -> str:
+  """Each drafter's losslessness over all data sets, draft lengths, batch sizes and settings."""
+  body = []
+  for name in dict.fromkeys(r["drafter"]["name"] for r in records):
+    mine = [r for r in records if r["drafter"]["name"] == name]
+    greedy, sampled = ([r for r in mine if (r["temperature"] == 0) == cold] for cold in (True, False))
+    total = lambda key, found: sum(r["lossless"][key] for r in found)
+    least = min((r["metrics"]["smallest_p"] for r in sampled), default=None)
+    body.append([
+        name, ", ".join(sorted({str(r["lossless"]["contract"]) for r in mine})), f"{total('identical', greedy)}/{total('n', greedy)}",
+        f"{total('holds', sampled)}/{len(sampled)}", str(total("n", sampled)), "n/a" if least is None else f"{least:.2g}"])
+  return grid(["drafter", "contracts", "greedy texts equal", "sampled settings that hold", "sampled texts", "smallest p of a position"], body)
+
+
+def verify_times(records) -> str:
+  """Milliseconds of a verify call by variant and number of tokens, and the speed of plain decoding."""
+  body, counts = [], []
+  for r in records:
+    for variant, seconds in r["metrics"]["verify_seconds"].items():
+      counts = list(seconds)
+      body.append([str(r["concurrency"]), variant, *(f"{1e3 * s:.1f}" for s in seconds.values())])
+  speeds = ", ".join(f"{r['metrics']['tokens_per_s']:.1f} at {r['concurrency']}" for r in records if r["metrics"]["tokens_per_s"])
+  return grid(["requests at once", "layers, kernels", *(f"{n} tokens (ms)" for n in counts)], body) + f"\nTarget alone, tokens/s by requests at once: {speeds}.\n"
+
+
+def load_text(record) -> str:
+  m = record["metrics"]
+  return f"{m['tokens_per_s']:.0f} ({m['user_tps']:.0f})" if m["user_tps"] else f"{m['tokens_per_s']:.0f}"
+
+
+def schedule_against(table) -> dict[str, dict]:
+  """How the asynchronous schedule compares at each concurrency: with the best of the target alone and the fixed lengths, and with
+  MTP-1 in speed per user at the same throughput (DSpark Figure 7; n/a outside of what was measured)."""
+  speed = lambda r: r["metrics"]["tokens_per_s"]
+  mine, serial = table.get("asynchronous", {}), table.get("MTP-1", {})
+  others = [found for name, found in table.items() if name == "target alone" or name.startswith("fixed")]
+  best = {c: f"{speed(r) / max(speed(o[c]) for o in others if c in o):.2f}" for c, r in mine.items() if any(c in o for o in others)}
+  curve = sorted((speed(r), r["metrics"]["user_tps"]) for r in mine.values() if r["metrics"]["user_tps"])
+  matched = {}
+  for c, r in serial.items():
+    inside = curve and curve[0][0] <= speed(r) <= curve[-1][0] and r["metrics"]["user_tps"]
+    matched[c] = f"{np.interp(speed(r), *zip(*curve)) / r['metrics']['user_tps']:.2f}" if inside else "n/a"
+  return {"asynchronous / best of target alone and fixed": best, "user speed over MTP-1 at its throughput": matched}
+
+
+def training_parts(record) -> str:
+  return ", ".join(f"{name} {share:.0%}" for name, share in record["metrics"]["parts"].items())
+
+
+def milliseconds(record) -> str:
+  m = record["metrics"]
+  return ", ".join(f"{n}: {1e3 * s:.2f}" for n, s in zip(m["tokens"], m["seconds"]))
+
+
+of_all = lambda record: record["dataset"] == "all"
+closed = lambda record: record["metrics"]["load"] == "closed"
+OPEN = tuple(c for c in serve_load.COLUMNS if c[0] not in ("requests at once",))
+SPS = (("slots", "concurrency", ""), ("ms of a step by verify tokens", milliseconds, ""))
+TRAINING = (("recipe", "drafter.name", ""), ("tokens/s", "metrics.training_tokens_per_s", ".0f"), ("share of a step", training_parts, ""))
+SOAK = tuple((name, f"metrics.{name}", "") for name in ("seconds", "submitted", "served", "cancelled", "lost", "wrong", "failures", "compiled"))
+
+serve = functools.partial(
+    pivot, lambda r: r["metrics"]["method"], lambda r: r["concurrency"], load_text, "tokens/s of all (of a user) by requests at once", closed, schedule_against)
+advice = functools.partial(
+    pivot, lambda r: r["schedule"], lambda r: r["concurrency"], lambda r: f"{r['metrics']['throughput']:.0f} ({r['metrics']['user_tps']:.0f})",
+    "tokens/s of all (of a user) by requests at once")
+protocol = functools.partial(
+    pivot, lambda r: f"{r['dataset']}, {r['metrics']['length']}", lambda r: r["concurrency"],
+    lambda r: f"{r['metrics']['speedup']:.2f} ({r['lossless']['identical']}/{r['lossless']['n']})", "speedup (texts equal) by requests at once",
+    lambda r: r["dataset"] != "soak" and r["speculation"]["on"])
+lengths = cells(comparison.accepted_lengths, ("dflash", "eagle3"), titles=TITLES)
+
+TABLES = {
+    "held_out": Table("tiny_target", held_out, source="specdec_jax/assets/tiny/training.json"),
+    "kernels": Table("bench_kernels", rows(bench_kernels.COLUMNS)),
+    "training_speed": Table("tiny_training_speed", rows(TRAINING)),
+    "lossless_bfloat16": Table("tiny_lossless_bfloat16", lossless),
+    "lossless_fault": Table("tiny_lossless_fault", rows(check_lossless.COLUMNS)),
+    "advise_h200": Table("h200_advise", advice()),
+    "recall": Table("tiny_recall", rows(recall.COLUMNS)),
+    "depth": Table("tiny_depth", cells(comparison.accepted_lengths, ("dflash_5",))),
+    "length": Table("tiny_length", cells(comparison.accepted_lengths, ("markov_8",))),
+    "ablation": Table("tiny_ablation", cells(comparison.accepted_lengths, ("backbone",))),
+    "qwen3_4b_overhead": Table("qwen3_4b_overhead", rows(bench_drafters.COLUMNS)),
+}
+TABLES |= {f"{name}_lengths": Table(f"{name}_compare", lengths) for name in ("qwen3_4b", "qwen3_8b", "qwen3_14b", "gemma4_12b")}
+for name in ("tiny", "smollm2"):
+  TABLES |= {
+      f"{name}_lengths": Table(f"{name}_compare", lengths),
+      f"{name}_positions": Table(f"{name}_compare", cells(comparison.conditional_acceptances, titles=TITLES)),
+      f"{name}_positions_plot": Table(
+          f"{name}_compare", functools.partial(plots.position_acceptance, temperature=1.0, titles=TITLES), "Conditional acceptance by draft position"),
+      f"{name}_rules": Table(f"{name}_compare", functools.partial(cells(comparison.rules, other="block", titles=TITLES), temperatures=(1.0,))),
+      f"{name}_speeds": Table(f"{name}_compare", cells(comparison.speeds, titles=TITLES)),
+      f"{name}_lossless": Table(f"{name}_lossless", lossless),
+      f"{name}_calibration": Table(f"{name}_calibrate", rows(calibrate.COLUMNS, of_all)),
+      f"{name}_thresholds_plot": Table(
+          f"{name}_calibrate", lambda records: plots.threshold_sweeps([r for r in records if r["drafter"]["name"].endswith("dspark")]),
+          "Accepted and rejected drafts a round against the threshold on survival"),
+      f"{name}_serve": Table(f"{name}_serve", serve()),
+      f"{name}_serve_plot": Table(f"{name}_serve", plots.load_curves, "Throughput, speed per user and verify length under load"),
+      f"{name}_serve_open": Table(f"{name}_serve", rows(OPEN, lambda r: not closed(r))),
+      f"{name}_overhead": Table(f"{name}_overhead", rows(bench_drafters.COLUMNS)),
+      f"{name}_engine": Table(f"{name}_engine", rows(bench_engine.COLUMNS)),
+      f"{name}_sps": Table(f"{name}_sps", rows(SPS)),
+      f"{name}_advise": Table(f"{name}_advise", advice()),
+      f"{name}_verify_times": Table(f"{name}_speed", verify_times),
+      f"{name}_protocol": Table(f"{name}_protocol", protocol()),
+      f"{name}_soak": Table(f"{name}_protocol", rows(SOAK, lambda r: r["dataset"] == "soak")),
+  }
+
+
+def digest(records: Sequence[Record]) -> str:
+  """Of the records and of how they are drawn."""
+  text = json.dumps(list(records), sort_keys=True) + pathlib.Path(plots.__file__).read_text(encoding="utf-8")
+  return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def between(name: str, folder: pathlib.Path, draw: bool) -> str:
+  """What stands at a mark of a document in `folder`; with `draw` a plot is drawn anew where its picture is of other records."""
+  table = TABLES[name]
+  if not table.path.exists():
+    return f"*Not measured yet: `{command_of(table.run)}`, whose results.jsonl becomes results/{table.run}.jsonl.*\n"
+  records = records_of(table.path)
+  if not table.alt:
+    return f"{table.text(records)}\n{made_with(table, records)}"
+  picture, mark = ROOT / "docs" / f"{name}.png", digest(records)
+  if draw and not (picture.exists() and mark.encode() in picture.read_bytes()):
+    picture.parent.mkdir(exist_ok=True)
+    table.text(records).savefig(picture, dpi=80, metadata={"Description": mark})
+  return f"![{table.alt}]({picture.relative_to(folder).as_posix()})\n\n{made_with(table, records)}"
+
+
+def rendered(path: pathlib.Path, draw: bool = False) -> str:
+  """The document with every mark's text as it should be. Raises ValueError for a mark that names no table."""
+  def write(found):
+    if found[2] not in TABLES:
+      raise ValueError(f"{path.name}: no table {found[2]!r}; there are {', '.join(TABLES)}")
+    return f"{found[1]}{between(found[2], path.parent, draw)}{found[4]}"
+
+  return MARKED.sub(write, path.read_text(encoding="utf-8"))
+
+
+def documents() -> list[pathlib.Path]:
+  return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+if __name__ == "__main__":
+  for document in documents():
+    document.write_text(rendered(document, draw=True), encoding="utf-8")
