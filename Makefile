@@ -1,11 +1,11 @@
 # Every target sets up its own virtual environment; nothing has to be installed before but Python 3.11 or newer.
 PYTHON ?= python3
 VENV ?= .venv
-EXTRAS ?= dev,gguf
+EXTRAS ?= dev,gguf,notebooks
 BIN = $(VENV)/bin
 STAMP = $(VENV)/.installed
 
-.PHONY: quickstart test test-slow lint smollm2 aot clean
+.PHONY: quickstart test test-slow smoke lint smollm2 aot clean
 
 quickstart: $(STAMP)
 	$(BIN)/python -m experiments.quickstart
@@ -13,9 +13,13 @@ quickstart: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# What takes minutes: every shipped prompt, the training commands, the real model.
+# What takes minutes: every shipped prompt, every configuration's smoke form, the training commands, the notebooks, the real model.
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m slow
+
+# Every configuration in its smoke form.
+smoke: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m slow tests/smoke_test.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -104,6 +104,36 @@ def check_sampled(config, target, drafters, prompts, tests, tick, **settings):
         "total_variation": found.total_variation[worst], "noise_floor": found.noise_floor[worst], "samples": len(samples), "alpha": alpha}
 
 
+def checked(config, target, drafters, prompts, tick):
+  """A results record for every drafter, data set, temperature and top-p. drafters: (drafter, draft lengths); prompts: token ids by
+  data set; tick: called with a text before each run."""
+  sampled = [t for t in config.temperatures if t > 0]
+  tests = max(1, (cells(config, drafters, prompts) + len(drafters) * len(prompts) * (1 + config.positions)) * len(sampled) * len(config.top_ps))
+  blank = dict.fromkeys(("top_p", "runs", "equal", "largest_gap", "pooled_z", "run_p", "pooled_p", "smallest_p", "total_variation", "noise_floor"))
+  for dataset, ids in prompts.items():
+    say = lambda note, where=f"{dataset}: ": tick(where + note)
+    tagged = lambda temperature, top_p, results: ((temperature, top_p, *r) for r in results)
+    greedy = [tagged(0.0, None, check_greedy(config, target, drafters, ids, say))] if 0 in config.temperatures else []
+    drawn = (tagged(t, p, check_sampled(config, target, drafters, ids, tests, say, temperature=t, top_p=p))
+             for t, p in itertools.product(sampled, config.top_ps))
+    for temperature, top_p, drafter, verdict, found in itertools.chain(*greedy, itertools.chain.from_iterable(drawn)):
+      yield common.record(
+          "check_lossless", target, {"name": drafter.name, "hash": drafter.hash}, seed=config.seed, dataset=dataset, temperature=temperature,
+          concurrency=list(config.batches), schedule="fixed", rule=config.rule, n_requests=verdict["n"], speculation={"on": True, "why": None},
+          lossless=verdict, metrics=blank | {"top_p": top_p} | found, notes=f"draft lengths {list(config.draft_lengths)}")
+
+
+def cells(config, drafters, prompts) -> int:
+  """Runs of one temperature."""
+  return sum(len(lengths) for _, lengths in drafters) * len(config.batches) * len(prompts)
+
+
+def lengths_of(config, drafter: Drafter) -> list[int]:
+  """The configured draft lengths that the drafter reaches, or all of its drafts."""
+  gamma = drafter.model.draft_length
+  return [n for n in config.draft_lengths if n <= gamma] or [gamma]
+
+
 def main(argv):
   del argv
   config, workdir = common.settings()
@@ -115,31 +145,15 @@ def main(argv):
     drafter: Drafter = specdec_jax.load_drafter(name, target)
     if config.misreport:
       drafter = dataclasses.replace(drafter, name=f"{drafter.name}, misreporting", model=Misreporting(drafter.model))
-    gamma = drafter.model.draft_length
-    drafters.append((drafter, [n for n in config.draft_lengths if n <= gamma] or [gamma]))
+    drafters.append((drafter, lengths_of(config, drafter)))
   prompts = {d: [p for p in ids if len(p) <= config.longest_prompt][: config.requests] for d, ids in load_prompts(config, target).items()}
-  sampled = [t for t in config.temperatures if t > 0]
-  cells = sum(len(lengths) for _, lengths in drafters) * len(config.batches) * len(prompts)
-  tests = max(1, (cells + len(drafters) * len(prompts) + len(drafters) * len(prompts) * config.positions) * len(sampled) * len(config.top_ps))
-  blank = dict.fromkeys(("top_p", "runs", "equal", "largest_gap", "pooled_z", "run_p", "pooled_p", "smallest_p", "total_variation", "noise_floor"))
   records = []
   with progress.Progress(*progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[note]}"), console=screen) as bar:
-    task = bar.add_task(target.name, total=cells * ((0 in config.temperatures) + len(sampled) * len(config.top_ps)), note="")
-    for dataset, ids in prompts.items():
-      tick = lambda note, where=f"{dataset}: ": bar.update(task, advance=1, note=where + note)
-
-      def keep(temperature, top_p, results, dataset=dataset):
-        for drafter, verdict, found in results:
-          records.append(common.record(
-              "check_lossless", target, {"name": drafter.name, "hash": drafter.hash}, seed=config.seed, dataset=dataset, temperature=temperature,
-              concurrency=list(config.batches), schedule="fixed", rule=config.rule, n_requests=verdict["n"],
-              speculation={"on": True, "why": None}, lossless=verdict, metrics=blank | {"top_p": top_p} | found, notes=f"draft lengths {list(config.draft_lengths)}"))
-          report.append(workdir / "results.jsonl", records[-1])
-
-      if 0 in config.temperatures:
-        keep(0.0, None, check_greedy(config, target, drafters, ids, tick))
-      for temperature, top_p in itertools.product(sampled, config.top_ps):
-        keep(temperature, top_p, check_sampled(config, target, drafters, ids, tests, tick, temperature=temperature, top_p=top_p))
+    settings = (0 in config.temperatures) + sum(t > 0 for t in config.temperatures) * len(config.top_ps)
+    task = bar.add_task(target.name, total=cells(config, drafters, prompts) * settings, note="")
+    for r in checked(config, target, drafters, prompts, lambda note: bar.update(task, advance=1, note=note)):
+      report.append(workdir / "results.jsonl", r)
+      records.append(r)
   screen.print(report.table(records, COLUMNS))
   (workdir / "lossless.md").write_text(report.markdown(records, COLUMNS) + "\n")
   screen.print(f"records: {workdir / 'results.jsonl'}   table: {workdir / 'lossless.md'}   {jax.device_count()} × {jax.devices()[0].device_kind}")

@@ -6,20 +6,22 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).parents[1]
-COMMAND = re.compile(r"python -m experiments\.(\w+) --config=(configs/\w+/\w+\.py)(?::(\w+))? --workdir=runs/(\w+)")
+COMMAND = re.compile(r"python -m experiments\.(\w+) --config=(configs/\w+/\w+\.py)(?::(\w+))?((?: --config\.\S+)*)(?: --workdir=runs/(\w+))?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-  """One command line: experiments/MODULE.py with a configuration and a variant of it ("" for none), and the name of its run."""
+  """One command line: experiments/MODULE.py with a configuration, a variant of it and further values ("" for none), and the name of
+  its run."""
 
   module: str
   config: str
   variant: str
+  values: str
   run: str
 
   def __str__(self):
-    return f"python -m experiments.{self.module} --config={self.config}{self.variant and ':'}{self.variant} --workdir=runs/{self.run}"
+    return f"python -m experiments.{self.module} --config={self.config}{self.variant and ':'}{self.variant}{self.values} --workdir=runs/{self.run}"
 
 
 def configs() -> list[str]:
@@ -28,9 +30,10 @@ def configs() -> list[str]:
 
 
 def commands(config: str) -> list[Command]:
-  """The commands in a configuration's docstring, in order."""
+  """The commands in a configuration's docstring, in order; a run without a name of its own has that of its configuration."""
   text = ast.get_docstring(ast.parse((ROOT / config).read_text(encoding="utf-8"))) or ""
-  return [Command(module, path, variant or "", run) for module, path, variant, run in COMMAND.findall(text)]
+  name = lambda path, variant: "_".join([*pathlib.Path(path).with_suffix("").parts[1:], *([variant] if variant else [])])
+  return [Command(module, path, variant, values, run or name(path, variant)) for module, path, variant, values, run in COMMAND.findall(text)]
 
 
 def command_of(run: str) -> Command:

@@ -14,12 +14,30 @@ from specdec_jax.training.objective import Objective
 def drafter_config(config: ConfigDict, target: Target) -> DrafterConfig | SerialConfig:
   """The drafter that `config.drafter` describes, with the target's sizes, frozen embedding and head."""
   d = dict(config.drafter)
+  d["taps"] = d["taps"] or default_taps(target.config.layers)
   kind, layers = d.pop("kind"), d.pop("layers", 1)
   model = dataclasses.replace(target.config, family="qwen3", qk_norm=True, layers=layers, windows=(d.pop("window", None),) * layers, tied=False)
   shared = {"model": model, "taps": tuple(d.pop("taps")), "target_layers": target.config.layers, "tokenizer_hash": target.tokenizer.fingerprint()}
   if kind == "block":
     return DrafterConfig(**shared, mask_id=target.tokenizer.id(config.mask_token), anchors=config.anchors, **d)
   return SerialConfig(**shared, kind=kind, **d)
+
+
+def default_taps(layers: int, count: int = 4) -> tuple[int, ...]:
+  """`count` target layers from the second to the last but two (DFlash's published spread); fewer where there are not so many."""
+  return tuple(sorted({max(0, round(1 + i * (layers - 4) / (count - 1))) for i in range(count)}))
+
+
+def unused_token(target: Target) -> str:
+  """A token that texts do not hold, to stand for a slot that is to be drafted: a mask token, or else the last special token of the
+  tokenizer that neither ends a text nor stands in the chat template. Raises ValueError where there is none."""
+  t, c = target.tokenizer, target.config
+  known = t.backend.get_added_tokens_decoder()
+  special = [a.content for i, a in sorted(known.items()) if a.special and i not in (*c.eos, c.pad, c.bos) and a.content not in (t.chat_template or "")]
+  named = [n for n in ("<|mask|>", "<mask>", "[MASK]") if n in special]
+  if not special:
+    raise ValueError(f"{target.name}: no special token is free to stand for a draft: name one, --config.recipe.mask_token=TOKEN")
+  return (named or special[-1:])[0]
 
 
 def objective(config: ConfigDict, target: Target, model: BlockDrafter | SerialDrafter) -> Objective:

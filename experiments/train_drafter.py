@@ -19,7 +19,7 @@ from experiments import common
 from experiments.recipes import drafter_config, objective
 from specdec_jax import metrics, report
 from specdec_jax.data import corpus, feature_cache, packing, pipeline
-from specdec_jax.data.prompts import chat_prompt, shipped_prompts
+from specdec_jax.data.prompts import chat_prompt, read_turns, shipped_prompts
 from specdec_jax.data.regenerate import read_responses, regenerate
 from specdec_jax.drafters import drafter_model
 from specdec_jax.drafters.base import Drafter
@@ -29,15 +29,22 @@ from specdec_jax.training.objective import initial
 from specdec_jax.training.optimizer import adamw, learning_rate
 
 
-def training_prompts(config, target: Target) -> list[dict]:
-  """Training questions, name the domain, prompt the token ids; those with answers of similar length together."""
+def questions(config) -> list[tuple[int, str, str]]:
+  """(length of a known answer, or 0; name; text) of every training question: those of the embedded corpus, or of config.prompts."""
+  if config.prompts:
+    return [(0, "prompts", text) for text in read_turns(config.prompts, config.documents or None)]
   rng = np.random.default_rng(config.data_seed)
   out = []
   for domain in corpus.DOMAINS:
     documents = [d for d in corpus.documents(domain, config.data_seed) if not corpus.is_evaluation(d.source) and len(d.answer) < 600]
-    picked = [documents[i] for i in rng.permutation(len(documents))[: config.documents]]
-    out += [(len(d.answer), domain, target.tokenizer.encode(chat_prompt(target.tokenizer, d.prompt))) for d in picked]
-  out.sort(key=lambda x: ((len(x[2]) - 1).bit_length(), x[0]))
+    out += [(len(documents[i].answer), domain, documents[i].prompt) for i in rng.permutation(len(documents))[: config.documents]]
+  return out
+
+
+def training_prompts(config, target: Target) -> list[dict]:
+  """Training questions, name the domain, prompt the token ids; those with answers of similar length together."""
+  write = lambda text: target.tokenizer.encode(chat_prompt(target.tokenizer, text, config.system or None))
+  out = sorted(((n, name, write(text)) for n, name, text in questions(config)), key=lambda x: ((len(x[2]) - 1).bit_length(), x[0]))
   room = config.row_length - config.max_new_tokens
   return [{"name": domain, "prompt": np.array(ids, np.int32)} for _, domain, ids in out if len(ids) <= room]
 
@@ -48,6 +55,10 @@ def training_data(config, target: Target, workdir: pathlib.Path):
   folder, seed = workdir / "data", config.data_seed
   made_from = {"target": target.hash, "tokenizer": target.tokenizer.fingerprint(), **{k: config[k] for k in (
       "data_seed", "documents", "row_length", "max_new_tokens", "temperature")}}
+  if config.prompts:
+    made_from["prompts"] = hashlib.sha256(pathlib.Path(config.prompts).read_bytes()).hexdigest()[:16]
+  if config.system:
+    made_from["system"] = config.system
   asked = pipeline.read_or_write(pipeline.Prompts, folder, made_from, lambda: training_prompts(config, target))
   prompts = [(x["name"].decode(), x["prompt"].tolist()) for x in (asked[i] for i in range(len(asked)))]
   path = pathlib.Path(config.responses or workdir / "responses.jsonl")
@@ -81,9 +92,8 @@ def cached_features(config, target: Target, taps, packed: packing.Rows) -> featu
     return feature_cache.write(folder, target, taps, packed, config.feature_dtype, 32, compute)
 
 
-def main(argv):
-  del argv
-  config, workdir = common.settings()
+def train(config, workdir: pathlib.Path) -> pathlib.Path:
+  """Trains the drafter that `config` describes, or goes on with it; returns the folder of the exported drafter."""
   target = specdec_jax.load_target(config.target)
   c = drafter_config(config, target)
   model = drafter_model(c)
@@ -106,8 +116,9 @@ def main(argv):
 
   def evaluate(step, trained):
     drafter, out = finished(trained), {}
-    for domain in corpus.DOMAINS:
-      texts = [chat_prompt(target.tokenizer, p) for p in shipped_prompts(config.evaluation, domain, config.evaluation_prompts)]
+    for domain, source in config.evaluation.items():
+      asked = shipped_prompts(source, domain, config.evaluation_prompts)
+      texts = [chat_prompt(target.tokenizer, p, config.system or None) for p in asked]
       done = specdec_jax.generate(target, drafter, texts, 96, temperature=1.0, seed=list(range(len(texts))))
       found = metrics.acceptance([r.rounds for r in done])
       out[f"accepted_length/{domain}"] = found["accepted_length"]
@@ -129,6 +140,12 @@ def main(argv):
       {**summary, "steps": config.steps, "anchors_a_row": config.anchors, "target_tokens": config.steps * config.batch * config.row_length,
        "process_minutes": round(time.process_time() / 60, 1), "target": target.hash}, indent=2) + "\n")
   show(f"written to {folder}")
+  return folder
+
+
+def main(argv):
+  del argv
+  train(*common.settings())
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def test_training_commands(tmp_path):
   start("train_target", "--config=configs/tiny/target.py:smoke", f"--workdir={tmp_path / 't'}")
   target = specdec_jax.load_target(tmp_path / "t" / "tiny")
   assert specdec_jax.generate(target, None, ["def"], 4)[0].tokens
-  start("train_drafter", "--config=configs/tiny/dspark.py:smoke", f"--workdir={tmp_path / 'd'}")
+  start("train_drafter", "--config=configs/tiny/dspark.py:smoke", f"--workdir={tmp_path / 'd'}", "--config.prompts=")
   tiny = specdec_jax.load_target("tiny")
   drafter = specdec_jax.load_drafter(tmp_path / "d" / "dspark", tiny)
   prompt = ["<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n"]
@@ -102,15 +102,50 @@ def test_a_killed_training_goes_on(tmp_path):
   assert weights[0] == weights[1]
 
 
+def test_prompts_are_split_by_their_text(tmp_path):
+  """Equal prompts stay in one part, every prompt is in one, the same split comes out of any order; too few prompts are refused."""
+  from experiments.train_my_drafter import split
+  from specdec_jax.data.prompts import read_turns
+
+  texts = [f"question {i}" for i in range(60)]
+  write = lambda name, texts: (tmp_path / name).write_text("".join(json.dumps({"turns": [t]}) + "\n" for t in texts))
+  write("all.jsonl", texts + texts[:20])
+  write("reversed.jsonl", texts[::-1])
+  write("few.jsonl", texts[:2])
+  found = {name: read_turns(path) for name, path in split(tmp_path / "all.jsonl", 0.4, tmp_path).items()}
+  assert sorted(sum(found.values(), [])) == sorted(texts) and 10 < len(found["calibration"]) + len(found["report"]) < 40
+  again = {name: read_turns(path) for name, path in split(tmp_path / "reversed.jsonl", 0.4, tmp_path).items()}
+  assert {k: sorted(v) for k, v in again.items()} == {k: sorted(v) for k, v in found.items()}
+  with pytest.raises(ValueError, match="too few prompts"):
+    split(tmp_path / "few.jsonl", 0.4, tmp_path)
+
+
+def test_a_target_of_any_size_has_taps_and_a_mask():
+  import specdec_jax
+  from experiments.recipes import default_taps, unused_token
+
+  assert default_taps(36, 5) == (1, 9, 17, 25, 33)
+  assert all(0 <= t < n for n in range(1, 40) for t in default_taps(n)) and default_taps(8) == (1, 2, 4, 5)
+  assert unused_token(specdec_jax.load_target("tiny")) == "<|mask|>"
+
+
 @pytest.mark.slow
-def test_the_notebook_runs():
-  """The code cells of every notebook, in order, as Colab would run them."""
-  for path in (ROOT / "notebooks").glob("*.ipynb"):
-    cells = json.loads(path.read_text())["cells"]
-    assert len(cells) <= 25 and not any(c.get("outputs") for c in cells)
-    code = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code")
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_train_my_drafter(tmp_path):
+  """A drafter with its calibration and a report; started again, it trains nothing anew."""
+  import specdec_jax
+
+  command = "train_my_drafter", "--config=configs/tiny/my_drafter.py:smoke", f"--workdir={tmp_path}"
+  start(*command)
+  target = specdec_jax.load_target("tiny")
+  drafter = specdec_jax.load_drafter(tmp_path / "drafter", target)
+  assert drafter.calibration.samples and drafter.config.confidence
+  text = (tmp_path / "report.md").read_text()
+  assert "## Losslessness" in text and "## Confidence" in text and "accepted_length" in text and "| NO |" not in text
+  weights = (tmp_path / "drafter" / "model.safetensors").read_bytes()
+  start(*command)
+  assert (tmp_path / "drafter" / "model.safetensors").read_bytes() == weights
+  done = start(*command, "--config.prompts=nowhere.jsonl", check=False)
+  assert done.returncode != 0 and "nowhere.jsonl" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_kernels_are_part_of_the_package():

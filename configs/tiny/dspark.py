@@ -8,6 +8,8 @@ runs, as --config.feature_cache=FOLDER does the features of the target. Accepted
 
 import ml_collections
 
+from specdec_jax.data.prompts import ASSETS
+
 
 def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c = ml_collections.ConfigDict()
@@ -16,6 +18,8 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.name = "dspark"
   c.target = "tiny"
   c.mask_token = "<|mask|>"
+  c.prompts = ""  # training questions, a {"turns": […]} JSONL; "": those of the embedded corpus
+  c.system = ""  # system prompt
   c.responses = ""  # a file of responses to share between runs; "": the run's own
   c.feature_cache = ""  # a folder for the target's features; "": computed on the fly
   c.feature_dtype = "bfloat16"  # or int8
@@ -33,9 +37,10 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.anchor_rule = "cumulative"
   c.steps = 2400
   c.learning_rate = 2e-3
-  c.evaluation = "tiny"  # shipped prompts
+  c.evaluation = ml_collections.ConfigDict(dict(maths="tiny", code="tiny", chat="tiny"))  # "tiny", or a {"turns": […]} JSONL
   c.evaluation_prompts = 8  # a domain, at checkpoints
   c.save_every = 600
   if variant == "smoke":
+    c.prompts = str(ASSETS / "tiny" / "prompts" / "code.jsonl")  # Reading the corpus takes longer than the rest.
     c.documents, c.response_batch, c.max_new_tokens, c.steps, c.anchors, c.evaluation_prompts = 8, 8, 16, 3, 8, 1
   return c
