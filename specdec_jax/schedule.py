@@ -44,14 +44,14 @@ def by_threshold(confidence: Float["B L"], threshold: float) -> Int["B"]:
 
 def causal(confidence: Float["B L"], sps: Float["n"]) -> Int["B"]:
   """Algorithm 1: drafts of all requests in the order of their survival, until one does not raise the expected tokens per second."""
-  alive, best_first, theta = _throughput(confidence, sps)
+  alive, best_first, theta = throughput(confidence, sps)
   return _first(alive, best_first, jnp.argmin(jnp.append(theta[1:] > theta[:-1], False)))
 
 
 def unconstrained(confidence: Float["B L"], sps: Float["n"]) -> Int["B"]:
   """The prefix of that order with the most expected tokens per second, wherever it ends. Not lossless on the confidences of the
   drafts that it schedules (DSpark appendix A)."""
-  alive, best_first, theta = _throughput(confidence, sps)
+  alive, best_first, theta = throughput(confidence, sps)
   return _first(alive, best_first, jnp.argmax(theta))
 
 
@@ -97,7 +97,7 @@ def _first(alive: Float["B L"], best_first: Float["n"], count) -> Int["B"]:
   return jnp.where(count > 0, admitted.sum(-1), 0).astype(jnp.int32)
 
 
-def _throughput(confidence: Float["B L"], sps) -> tuple[Float["B L"], Float["n"], Float["n"]]:
+def throughput(confidence: Float["B L"], sps) -> tuple[Float["B L"], Float["n"], Float["n"]]:
   """(survivals, the same best first, Θ after the first 0, 1, … of them; −inf beyond the drafts that can survive)."""
   alive = survival(confidence)
   best_first = _best_first(alive)
