@@ -112,7 +112,7 @@ def verify_times(records) -> str:
       counts = list(seconds)
       body.append([str(r["concurrency"]), variant, *(f"{1e3 * s:.1f}" for s in seconds.values())])
   speeds = ", ".join(f"{r['metrics']['tokens_per_s']:.1f} at {r['concurrency']}" for r in records if r["metrics"]["tokens_per_s"])
-  return grid(["requests at once", "layers, kernels", *(f"{n} tokens (ms)" for n in counts)], body) + f"\nTarget alone, tokens/s by requests at once: {speeds}.\n"
+  return grid(["requests at once", "layers, kernels", *(f"{n} token{'s' * (n != '1')} (ms)" for n in counts)], body) + f"\nTarget alone, tokens/s by requests at once: {speeds}.\n"
 
 
 def load_text(record) -> str:
