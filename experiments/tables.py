@@ -10,6 +10,7 @@ fails where a document is not what this gives.
 import dataclasses
 import functools
 import hashlib
+import io
 import json
 import pathlib
 import re
@@ -17,6 +18,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from experiments import bench_drafters, bench_engine, bench_kernels, calibrate, check_lossless, comparison, plots, recall, serve_load
 from experiments.commands import ROOT, command_of
@@ -146,7 +149,7 @@ def milliseconds(record) -> str:
 
 of_all = lambda record: record["dataset"] == "all"
 closed = lambda record: record["metrics"]["load"] == "closed"
-OPEN = tuple(c for c in serve_load.COLUMNS if c[0] not in ("requests at once",))
+OPEN = (serve_load.COLUMNS[0], ("requests/s", "metrics.rate", "g"), *(c for c in serve_load.COLUMNS[1:] if c[0] != "requests at once"))
 SPS = (("slots", "concurrency", ""), ("ms of a step by verify tokens", milliseconds, ""))
 TRAINING = (("recipe", "drafter.name", ""), ("tokens/s", "metrics.training_tokens_per_s", ".0f"), ("share of a step", training_parts, ""))
 SOAK = tuple((name, f"metrics.{name}", "") for name in ("seconds", "submitted", "served", "cancelled", "lost", "wrong", "failures", "compiled"))
@@ -208,6 +211,15 @@ def digest(records: Sequence[Record]) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
+def save(figure: Figure, path: pathlib.Path, mark: str) -> None:
+  """The figure as a small PNG of 64 colours with `mark` in it."""
+  drawn, info = io.BytesIO(), PngInfo()
+  figure.savefig(drawn, format="png", dpi=100)
+  info.add_text("Description", mark)
+  path.parent.mkdir(exist_ok=True)
+  Image.open(drawn).convert("RGB").quantize(64).save(path, pnginfo=info, optimize=True)
+
+
 def between(name: str, folder: pathlib.Path, draw: bool) -> str:
   """What stands at a mark of a document in `folder`; with `draw` a plot is drawn anew where its picture is of other records."""
   table = TABLES[name]
@@ -218,8 +230,7 @@ def between(name: str, folder: pathlib.Path, draw: bool) -> str:
     return f"{table.text(records)}\n{made_with(table, records)}"
   picture, mark = ROOT / "docs" / f"{name}.png", digest(records)
   if draw and not (picture.exists() and mark.encode() in picture.read_bytes()):
-    picture.parent.mkdir(exist_ok=True)
-    table.text(records).savefig(picture, dpi=80, metadata={"Description": mark})
+    save(table.text(records), picture, mark)
   return f"![{table.alt}]({picture.relative_to(folder).as_posix()})\n\n{made_with(table, records)}"
 
 
