@@ -212,12 +212,12 @@ def digest(records: Sequence[Record]) -> str:
 
 
 def save(figure: Figure, path: pathlib.Path, mark: str) -> None:
-  """The figure as a small PNG of 64 colours with `mark` in it."""
+  """The figure as a PNG of 256 colours with `mark` in it."""
   drawn, info = io.BytesIO(), PngInfo()
   figure.savefig(drawn, format="png", dpi=100)
   info.add_text("Description", mark)
   path.parent.mkdir(exist_ok=True)
-  Image.open(drawn).convert("RGB").quantize(64).save(path, pnginfo=info, optimize=True)
+  Image.open(drawn).convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, pnginfo=info, optimize=True)
 
 
 def between(name: str, folder: pathlib.Path, draw: bool) -> str:
