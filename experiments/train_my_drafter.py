@@ -80,7 +80,7 @@ def main(argv):
     report.append(workdir / "results.jsonl", r)
   path = report.write_report(records, workdir, f"A drafter for {target.name}")
   with path.open("a", encoding="utf-8") as f:
-    f.write(f"\n## Losslessness\n\n{report.markdown(checks, check_lossless.COLUMNS)}\n## Confidence\n\n{report.markdown(calibrated, calibrate.COLUMNS)}")
+    f.write(f"\n## Losslessness\n\n{report.markdown(checks, check_lossless.COLUMNS)}\n## Confidence\n\n{report.markdown(calibrated[-1:], calibrate.COLUMNS)}")
   show(f"drafter: {folder}   report: {path}")
   if not all(r["lossless"]["holds"] for r in (*checks, *(x for x in records if x["drafter"]))):
     raise SystemExit("not lossless: see the report")

@@ -2,8 +2,9 @@
 
   python -m experiments.serve_load --config=configs/qwen3_14b/serve.py --workdir=runs/qwen3_14b_serve
 
-One accelerator of 80 GB or more; an hour. Weights: Qwen/Qwen3-14B and deepseek-ai/{eagle3_qwen3_14b_ttt7, dspark_qwen3_14b_block7}; folders and prompts as
-configs/published.py says. The paper, on its own models: 57 to 85 % faster per user than MTP-1 at the same throughput. Ours: not measured.
+One accelerator of 80 GB or more; an hour. Weights: Qwen/Qwen3-14B and deepseek-ai/{eagle3_qwen3_14b_ttt7, dspark_qwen3_14b_block7};
+folders and prompts as configs/published.py says. The paper, on its own models: 57 to 85 % faster per user than MTP-1 at the same
+throughput. Ours: not measured.
 """
 
 import ml_collections

@@ -2,8 +2,9 @@
 
   python -m experiments.calibrate --config=configs/qwen3_4b/calibrate.py --workdir=runs/qwen3_4b_calibrate
 
-One accelerator of 80 GB or more; an hour. Weights: Qwen/Qwen3-4B and deepseek-ai/dspark_qwen3_4b_block7; folders and prompts as configs/published.py says.
-The paper: ECE 3 to 8 % before, about 1 % after, AUC 0.81 to 0.90; acceptance 45.7 to 95.7 % over the thresholds on chat. Ours: not measured.
+One accelerator of 80 GB or more; an hour. Weights: Qwen/Qwen3-4B and deepseek-ai/dspark_qwen3_4b_block7; folders and prompts as
+configs/published.py says. The paper: ECE 3 to 8 % before, about 1 % after, AUC 0.81 to 0.90; acceptance 45.7 to 95.7 % over the
+thresholds on chat. Ours: not measured.
 """
 
 import ml_collections

@@ -2,7 +2,7 @@
 
   make smollm2 && .venv/bin/python -m experiments.bench_decode --config=configs/smollm2/speed.py --workdir=runs/smollm2_speed
 
-2 CPU cores, five minutes.
+2 CPU cores, five minutes. Figures: README.
 """
 
 import ml_collections

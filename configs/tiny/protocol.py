@@ -2,6 +2,8 @@
 
   python -m experiments.protocol --config=configs/tiny/protocol.py --workdir=runs/tiny_protocol
   python -m experiments.protocol --config=configs/tiny/protocol.py:soak --workdir=runs/tiny_soak    (30 minutes; --config.soak_seconds=…)
+
+2 CPU cores, an hour. The second seed's protocol (sections 4 to 7). Figures: docs/results.md.
 """
 
 import ml_collections
