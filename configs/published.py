@@ -12,7 +12,9 @@ from configs.tiny import calibrate as tiny_calibrate
 from configs.tiny import compare as tiny_compare
 from configs.tiny import serve as tiny_serve
 
-SETS = {"gsm8k": 500, "math500": 500, "aime25": 30, "mbpp": 256, "humaneval": 164, "livecodebench": 500, "mt-bench": 80, "alpaca": 500, "arena-hard-v2": 500}
+SETS = {
+    "gsm8k": 500, "math500": 500, "aime25": 30, "mbpp": 256, "humaneval": 164, "livecodebench": 500, "mt-bench": 80, "alpaca": 500,
+    "arena-hard-v2": 500}
 
 
 def drafter(method: str, model: str) -> str:
@@ -54,8 +56,8 @@ def serve(target: str, model: str, variant: str) -> ml_collections.ConfigDict:
     c = _published(c, target, ("gsm8k", "mbpp", "mt-bench"))
     fixed = lambda method, n: dict(drafter=drafter(method, model), schedule="fixed", draft_length=n)
     c.methods = ml_collections.ConfigDict({
-        "target alone": dict(drafter="", schedule="fixed"), "Eagle3, 1 draft": fixed("eagle3", 1), "fixed 2": fixed("dspark", 2), "fixed 4": fixed("dspark", 4),
-        "fixed 7": fixed("dspark", 7), "asynchronous": dict(drafter=drafter("dspark", model), schedule="asynchronous")})
+        "target alone": dict(drafter="", schedule="fixed"), "Eagle3, 1 draft": fixed("eagle3", 1), "fixed 2": fixed("dspark", 2),
+        "fixed 4": fixed("dspark", 4), "fixed 7": fixed("dspark", 7), "asynchronous": dict(drafter=drafter("dspark", model), schedule="asynchronous")})
     c.temperature, c.needs, c.max_new_tokens, c.max_length, c.context = 1.0, ("plain",), (256, 512, 1024), 4096, 1000
     c.concurrencies = (1, 2, 4, 8, 16, 32, 64, 128)
   return c

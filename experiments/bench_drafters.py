@@ -21,7 +21,8 @@ from specdec_jax.engine import Engine
 
 COLUMNS = (
     ("slots", "concurrency", ""), ("form", "drafter.name", ""), ("drafts", "metrics.drafts", ""), ("draft (ms)", "metrics.draft", ".3f"),
-    ("round (ms)", "metrics.round", ".3f"), ("draft over the first", "metrics.draft_overhead", "+.1%"), ("round over the first", "metrics.overhead", "+.1%"))
+    ("round (ms)", "metrics.round", ".3f"), ("draft over the first", "metrics.draft_overhead", "+.1%"),
+    ("round over the first", "metrics.overhead", "+.1%"))
 
 
 def make_engine(config, target, form, slots: int) -> Engine:
@@ -29,8 +30,8 @@ def make_engine(config, target, form, slots: int) -> Engine:
   recipe = ConfigDict(dict(anchors=0, mask_token=config.mask_token, drafter={**config.backbone, **form}))
   drafter = load_drafter(ConfigDict(dict(drafter="", recipe=recipe)), target)
   return Engine(
-      target, drafter, slots=slots, max_length=config.max_length, schedule="fixed", slot_buckets=(slots,), buckets={slots: ()}, needs=(config.need,),
-      reaches=(config.max_length,), adaptive=False)
+      target, drafter, slots=slots, max_length=config.max_length, schedule="fixed", slot_buckets=(slots,), buckets={slots: ()},
+      needs=(config.need,), reaches=(config.max_length,), adaptive=False)
 
 
 def main(argv):

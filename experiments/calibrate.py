@@ -44,12 +44,13 @@ def calibrated(config, target, drafter, prompts) -> tuple[calibrate.Calibration,
   for dataset, (logits, accepted, observed) in {**held_out, "all": together(held_out)}.items():
     raw, scaled = (calibrate.assess(calibrate.survivals(logits, t), accepted, observed) for t in (None, temperatures))
     bins = lambda found, dataset=dataset: {"bins": found["bins"].round(3)} if dataset == "all" else {}
+    asked = sum(len(ids[1::2]) for d, ids in prompts.items() if dataset in (d, "all"))
     records.append(common.record(
-        "calibrate", target, {"name": drafter.name, "hash": drafter.hash}, seed=config.seed, dataset=dataset, temperature=config.temperature,
-        concurrency=config.batch, schedule="fixed", rule="token", n_requests=config.samples * sum(len(ids[1::2]) for d, ids in prompts.items() if dataset in (d, "all")),
+        "calibrate", target, {"name": drafter.name, "hash": drafter.hash}, seed=config.seed, dataset=dataset,
+        temperature=config.temperature, concurrency=config.batch, schedule="fixed", rule="token", n_requests=config.samples * asked,
         n_rounds=len(logits), speculation={"on": True, "why": None}, notes="; ".join(notes), metrics={
-            "kind": "trained head" if drafter.config.confidence else "probability of the best token", "temperatures": list(made.temperatures),
-            "raw": calibrate.describe(raw) | bins(raw), "calibrated": calibrate.describe(scaled) | bins(scaled),
+            "kind": "trained head" if drafter.config.confidence else "probability of the best token",
+            "temperatures": list(made.temperatures), "raw": calibrate.describe(raw) | bins(raw), "calibrated": calibrate.describe(scaled) | bins(scaled),
             "threshold_sweep": calibrate.threshold_sweep(calibrate.survivals(logits, temperatures), accepted, config.thresholds)}))
   return made, records
 

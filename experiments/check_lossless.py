@@ -108,8 +108,10 @@ def checked(config, target, drafters, prompts, tick):
   """A results record for every drafter, data set, temperature and top-p. drafters: (drafter, draft lengths); prompts: token ids by
   data set; tick: called with a text before each run."""
   sampled = [t for t in config.temperatures if t > 0]
-  tests = max(1, (cells(config, drafters, prompts) + len(drafters) * len(prompts) * (1 + config.positions)) * len(sampled) * len(config.top_ps))
-  blank = dict.fromkeys(("top_p", "runs", "equal", "largest_gap", "pooled_z", "run_p", "pooled_p", "smallest_p", "total_variation", "noise_floor"))
+  settings = len(sampled) * len(config.top_ps)
+  tests = max(1, (cells(config, drafters, prompts) + len(drafters) * len(prompts) * (1 + config.positions)) * settings)
+  blank = dict.fromkeys((
+      "top_p", "runs", "equal", "largest_gap", "pooled_z", "run_p", "pooled_p", "smallest_p", "total_variation", "noise_floor"))
   for dataset, ids in prompts.items():
     say = lambda note, where=f"{dataset}: ": tick(where + note)
     tagged = lambda temperature, top_p, results: ((temperature, top_p, *r) for r in results)
@@ -118,9 +120,9 @@ def checked(config, target, drafters, prompts, tick):
              for t, p in itertools.product(sampled, config.top_ps))
     for temperature, top_p, drafter, verdict, found in itertools.chain(*greedy, itertools.chain.from_iterable(drawn)):
       yield common.record(
-          "check_lossless", target, {"name": drafter.name, "hash": drafter.hash}, seed=config.seed, dataset=dataset, temperature=temperature,
-          concurrency=list(config.batches), schedule="fixed", rule=config.rule, n_requests=verdict["n"], speculation={"on": True, "why": None},
-          lossless=verdict, metrics=blank | {"top_p": top_p} | found, notes=f"draft lengths {list(config.draft_lengths)}")
+          "check_lossless", target, {"name": drafter.name, "hash": drafter.hash}, seed=config.seed, dataset=dataset,
+          temperature=temperature, concurrency=list(config.batches), schedule="fixed", rule=config.rule, n_requests=verdict["n"],
+          speculation={"on": True, "why": None}, lossless=verdict, metrics=blank | {"top_p": top_p} | found, notes=f"draft lengths {list(config.draft_lengths)}")
 
 
 def cells(config, drafters, prompts) -> int:

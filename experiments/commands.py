@@ -6,7 +6,8 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).parents[1]
-COMMAND = re.compile(r"python -m experiments\.(\w+) --config=(configs/\w+/\w+\.py)(?::(\w+))?((?: --config\.\S+)*)(?: --workdir=runs/(\w+))?")
+COMMAND = re.compile(
+    r"python -m experiments\.(\w+) --config=(configs/\w+/\w+\.py)(?::(\w+))?((?: --config\.\S+)*)(?: --workdir=runs/(\w+))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Command:
   run: str
 
   def __str__(self):
-    return f"python -m experiments.{self.module} --config={self.config}{self.variant and ':'}{self.variant}{self.values} --workdir=runs/{self.run}"
+    config = f"{self.config}:{self.variant}" if self.variant else self.config
+    return f"python -m experiments.{self.module} --config={config}{self.values} --workdir=runs/{self.run}"
 
 
 def configs() -> list[str]:

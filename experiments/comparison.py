@@ -59,7 +59,9 @@ def _mean_ratio(*counts) -> float:
   return float(np.mean([_of_documents(m) / _of_documents(t) for m, t in zip(counts[:half], counts[half:], strict=True)]))
 
 
-def accepted_lengths(records: Sequence[Record], baselines: Sequence[str], temperature: float, titles: dict[str, str] | None = None) -> Cells:
+def accepted_lengths(
+    records: Sequence[Record], baselines: Sequence[str], temperature: float, titles: dict[str, str] | None = None,
+) -> Cells:
   """Accepted lengths at one temperature.
 
   Intervals are 95 % by document; how far training seeds scatter is in the column by seed. `macro` is the mean over data sets,
@@ -72,8 +74,10 @@ def accepted_lengths(records: Sequence[Record], baselines: Sequence[str], temper
   rows = []
   for name, own in group.items():
     lengths = {d: length(own[d]) for d in datasets}
-    row = [title(name), *(with_interval(lengths[d], _of_documents, [documents(own[d])], 2) for d in datasets), f"{np.mean(list(lengths.values())):.2f}"]
-    row.append(", ".join(f"{np.mean(seed):.2f}" for seed in zip(*([r["metrics"]["accepted_length"] for r in own[d]] for d in datasets), strict=True)))
+    by_seed = zip(*([r["metrics"]["accepted_length"] for r in own[d]] for d in datasets), strict=True)
+    row = [
+        title(name), *(with_interval(lengths[d], _of_documents, [documents(own[d])], 2) for d in datasets),
+        f"{np.mean(list(lengths.values())):.2f}", ", ".join(f"{np.mean(seed):.2f}" for seed in by_seed)]
     for base in (group[b] for b in baselines):
       ratio = float(np.mean([lengths[d] / length(base[d]) for d in datasets]))
       row.append(with_interval(ratio, _mean_ratio, [documents(x[d]) for x in (own, base) for d in datasets], 2))
@@ -109,8 +113,9 @@ def conditional_acceptances(records: Sequence[Record], temperature: float, title
 
 def rules(records: Sequence[Record], temperature: float, other: str, titles: dict[str, str] | None = None) -> Cells:
   """Accepted lengths under another acceptance rule, and their ratios to those of the token rule, on the data sets that it has."""
-  base, group = grouped([r for r in records if r["dataset"] in {x["dataset"] for x in records if x["rule"] == other}], temperature), grouped(records, temperature, other)
+  group = grouped(records, temperature, other)
   datasets = list(next(iter(group.values())))
+  base = grouped([r for r in records if r["dataset"] in datasets], temperature)
   rows = []
   for name, own in group.items():
     cells = []
@@ -130,5 +135,6 @@ def speeds(records: Sequence[Record], temperature: float, titles: dict[str, str]
   alone = {r["dataset"]: r["metrics"]["tokens_per_s"] for r in records if not r["drafter"] and r["temperature"] == temperature}
   rows = [["target alone", *(f"{alone[d]:.0f}" for d in datasets), "1.00"]] if set(datasets) <= set(alone) else []
   for name, own in group.items():
-    rows.append([(titles or {}).get(name, name), *(f"{mean(own[d], 'tokens_per_s'):.0f}" for d in datasets), f"{np.mean([mean(own[d], 'speedup') for d in datasets]):.2f}"])
+    speedup = np.mean([mean(own[d], "speedup") for d in datasets])
+    rows.append([(titles or {}).get(name, name), *(f"{mean(own[d], 'tokens_per_s'):.0f}" for d in datasets), f"{speedup:.2f}"])
   return [f"tokens/s, temperature {temperature:g}", *datasets, "speedup"], rows

@@ -38,7 +38,8 @@ def load_prompts(config, target: Target) -> dict[str, list[list[int]]]:
   out = {}
   for name, source in config.prompts.items():
     texts = prompts_lib.shipped_prompts(source, name, config.prompts_per_dataset)
-    ids = [target.tokenizer.encode(prompts_lib.chat_prompt(target.tokenizer, t, config.system or None, **config.get("chat", {}))) for t in texts]
+    write = lambda text: prompts_lib.chat_prompt(target.tokenizer, text, config.system or None, **config.get("chat", {}))
+    ids = [target.tokenizer.encode(write(t)) for t in texts]
     out[name] = sorted(ids, key=len)
   return out
 

@@ -56,11 +56,12 @@ def threshold_sweeps(records: Sequence[Record]) -> Figure:
   for axes, record in zip(panes, records):
     rows = record["metrics"]["threshold_sweep"]
     at = [r["threshold"] for r in rows]
-    axes.stackplot(
-        at, [r["accepted_drafts"] for r in rows], [r["rejected_drafts"] for r in rows], colors=(PALETTE[2], PALETTE[1]), labels=("accepted", "rejected"))
+    drafts = ([r[name] for r in rows] for name in ("accepted_drafts", "rejected_drafts"))
+    axes.stackplot(at, *drafts, colors=(PALETTE[2], PALETTE[1]), labels=("accepted", "rejected"))
     axes.set(title=record["dataset"], xlabel="threshold on survival", ylabel="drafts a round")
     rate = axes.twinx()
-    rate.plot(at, [np.nan if r["draft_acceptance_rate"] is None else r["draft_acceptance_rate"] for r in rows], color="black", label="acceptance rate")
+    shares = [r["draft_acceptance_rate"] for r in rows]
+    rate.plot(at, [np.nan if s is None else s for s in shares], color="black", label="acceptance rate")
     rate.set_ylim(0, 1)
   panes[0].legend(fontsize=7)
   return figure

@@ -66,8 +66,9 @@ def main(argv):
       ranks, counts = (np.concatenate(x) for x in zip(*parts))
       for candidates in config.candidates:
         records.append(common.record(
-            "recall", target, {"name": drafter.name, "hash": drafter.hash}, seed=config.seed, dataset=dataset, temperature=config.temperature,
-            n_requests=len(ids), n_rounds=int(counts.any(1).sum()), notes="", metrics={"candidates": candidates, "recall": recall(ranks, counts, candidates)}))
+            "recall", target, {"name": drafter.name, "hash": drafter.hash}, seed=config.seed, dataset=dataset,
+            temperature=config.temperature, n_requests=len(ids), n_rounds=int(counts.any(1).sum()), notes="",
+            metrics={"candidates": candidates, "recall": recall(ranks, counts, candidates)}))
         report.append(workdir / "results.jsonl", records[-1])
   screen = rich_console.Console()
   screen.width = max(screen.width, 140)

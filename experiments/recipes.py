@@ -33,7 +33,8 @@ def unused_token(target: Target) -> str:
   tokenizer that neither ends a text nor stands in the chat template. Raises ValueError where there is none."""
   t, c = target.tokenizer, target.config
   known = t.backend.get_added_tokens_decoder()
-  special = [a.content for i, a in sorted(known.items()) if a.special and i not in (*c.eos, c.pad, c.bos) and a.content not in (t.chat_template or "")]
+  special = [a.content for i, a in sorted(known.items()) if a.special and i not in (*c.eos, c.pad, c.bos)]
+  special = [token for token in special if token not in (t.chat_template or "")]
   named = [n for n in ("<|mask|>", "<mask>", "[MASK]") if n in special]
   if not special:
     raise ValueError(f"{target.name}: no special token is free to stand for a draft: name one, --config.recipe.mask_token=TOKEN")

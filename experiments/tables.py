@@ -104,7 +104,8 @@ def lossless(records) -> str:
     body.append([
         name, ", ".join(sorted({str(r["lossless"]["contract"]) for r in mine})), f"{total('identical', greedy)}/{total('n', greedy)}",
         f"{total('holds', sampled)}/{len(sampled)}", str(total("n", sampled)), "n/a" if least is None else f"{least:.2g}"])
-  return grid(["drafter", "contracts", "greedy texts equal", "sampled settings that hold", "sampled texts", "smallest p of a position"], body)
+  header = ["drafter", "contracts", "greedy texts equal", "sampled settings that hold", "sampled texts", "smallest p of a position"]
+  return grid(header, body)
 
 
 def verify_times(records) -> str:
@@ -115,7 +116,8 @@ def verify_times(records) -> str:
       counts = list(seconds)
       body.append([str(r["concurrency"]), variant, *(f"{1e3 * s:.1f}" for s in seconds.values())])
   speeds = ", ".join(f"{r['metrics']['tokens_per_s']:.1f} at {r['concurrency']}" for r in records if r["metrics"]["tokens_per_s"])
-  return grid(["requests at once", "layers, kernels", *(f"{n} token{'s' * (n != '1')} (ms)" for n in counts)], body) + f"\nTarget alone, tokens/s by requests at once: {speeds}.\n"
+  header = ["requests at once", "layers, kernels", *(f"{n} token{'s' * (n != '1')} (ms)" for n in counts)]
+  return f"{grid(header, body)}\nTarget alone, tokens/s by requests at once: {speeds}.\n"
 
 
 def load_text(record) -> str:
@@ -149,15 +151,19 @@ def milliseconds(record) -> str:
 
 of_all = lambda record: record["dataset"] == "all"
 closed = lambda record: record["metrics"]["load"] == "closed"
-OPEN = (serve_load.COLUMNS[0], ("requests/s", "metrics.rate", "g"), *(c for c in serve_load.COLUMNS[1:] if c[0] != "requests at once"))
+OPEN = (
+    serve_load.COLUMNS[0], ("requests/s", "metrics.rate", "g"), *(c for c in serve_load.COLUMNS[1:] if c[0] != "requests at once"))
 SPS = (("slots", "concurrency", ""), ("ms of a step by verify tokens", milliseconds, ""))
 TRAINING = (("recipe", "drafter.name", ""), ("tokens/s", "metrics.training_tokens_per_s", ".0f"), ("share of a step", training_parts, ""))
-SOAK = tuple((name, f"metrics.{name}", "") for name in ("seconds", "submitted", "served", "cancelled", "lost", "wrong", "failures", "compiled"))
+SOAK = tuple(
+    (name, f"metrics.{name}", "") for name in ("seconds", "submitted", "served", "cancelled", "lost", "wrong", "failures", "compiled"))
 
 serve = functools.partial(
-    pivot, lambda r: r["metrics"]["method"], lambda r: r["concurrency"], load_text, "tokens/s of all (of a user) by requests at once", closed, schedule_against)
+    pivot, lambda r: r["metrics"]["method"], lambda r: r["concurrency"], load_text, "tokens/s of all (of a user) by requests at once",
+    closed, schedule_against)
 advice = functools.partial(
-    pivot, lambda r: r["schedule"], lambda r: r["concurrency"], lambda r: f"{r['metrics']['throughput']:.0f} ({r['metrics']['user_tps']:.0f})",
+    pivot, lambda r: r["schedule"], lambda r: r["concurrency"],
+    lambda r: f"{r['metrics']['throughput']:.0f} ({r['metrics']['user_tps']:.0f})",
     "tokens/s of all (of a user) by requests at once")
 protocol = functools.partial(
     pivot, lambda r: f"{r['dataset']}, {r['metrics']['length']}", lambda r: r["concurrency"],
@@ -184,8 +190,10 @@ for name in ("tiny", "smollm2"):
       f"{name}_lengths": Table(f"{name}_compare", lengths),
       f"{name}_positions": Table(f"{name}_compare", cells(comparison.conditional_acceptances, titles=TITLES)),
       f"{name}_positions_plot": Table(
-          f"{name}_compare", functools.partial(plots.position_acceptance, temperature=1.0, titles=TITLES), "Conditional acceptance by draft position"),
-      f"{name}_rules": Table(f"{name}_compare", functools.partial(cells(comparison.rules, other="block", titles=TITLES), temperatures=(1.0,))),
+          f"{name}_compare", functools.partial(plots.position_acceptance, temperature=1.0, titles=TITLES),
+          "Conditional acceptance by draft position"),
+      f"{name}_rules": Table(
+          f"{name}_compare", functools.partial(cells(comparison.rules, other="block", titles=TITLES), temperatures=(1.0,))),
       f"{name}_speeds": Table(f"{name}_compare", cells(comparison.speeds, titles=TITLES)),
       f"{name}_lossless": Table(f"{name}_lossless", lossless),
       f"{name}_calibration": Table(f"{name}_calibrate", rows(calibrate.COLUMNS, of_all)),

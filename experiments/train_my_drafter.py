@@ -1,6 +1,7 @@
 """From a target folder and a file of prompts to a trained, calibrated and exported drafter with its report.
 
-  python -m experiments.train_my_drafter --config=configs/tiny/my_drafter.py --config.target=FOLDER --config.prompts=FILE --workdir=runs/mine
+  python -m experiments.train_my_drafter --config=configs/tiny/my_drafter.py --config.target=FOLDER --config.prompts=FILE \
+    --workdir=runs/mine
 
 The prompts are a JSONL of {"turns": ["…"]}. A share of them, drawn by a hash of the text, is kept from training: half of that is for
 calibration, the other half for the report. WORKDIR/drafter is what load_drafter reads, WORKDIR/report.md says how long its accepted
@@ -42,7 +43,8 @@ def split(path: str, share: float, folder: pathlib.Path) -> dict[str, pathlib.Pa
 def encoded(config, target, path: pathlib.Path) -> dict[str, list[list[int]]]:
   """The prompts of a part that fit a row, as token ids under one name."""
   source = ConfigDict(dict(prompts={"prompts": str(path)}, prompts_per_dataset=config.prompts_per_part, system=config.system))
-  return {"prompts": [p for p in measure.load_prompts(source, target)["prompts"] if len(p) <= config.recipe.row_length - config.recipe.max_new_tokens]}
+  room = config.recipe.row_length - config.recipe.max_new_tokens
+  return {"prompts": [p for p in measure.load_prompts(source, target)["prompts"] if len(p) <= room]}
 
 
 def main(argv):
@@ -80,7 +82,8 @@ def main(argv):
     report.append(workdir / "results.jsonl", r)
   path = report.write_report(records, workdir, f"A drafter for {target.name}")
   with path.open("a", encoding="utf-8") as f:
-    f.write(f"\n## Losslessness\n\n{report.markdown(checks, check_lossless.COLUMNS)}\n## Confidence\n\n{report.markdown(calibrated[-1:], calibrate.COLUMNS)}")
+    f.write(f"\n## Losslessness\n\n{report.markdown(checks, check_lossless.COLUMNS)}")
+    f.write(f"\n## Confidence\n\n{report.markdown(calibrated[-1:], calibrate.COLUMNS)}")
   show(f"drafter: {folder}   report: {path}")
   if not all(r["lossless"]["holds"] for r in (*checks, *(x for x in records if x["drafter"]))):
     raise SystemExit("not lossless: see the report")

@@ -61,7 +61,9 @@ class Block:
     return f"<p>after {_shown(self.anchor)}, then {_shown(self.next_token)} of the target</p><table>{head}{''.join(body)}</table>"
 
 
-def block(target: Target, drafter: Drafter, prompt: str | Sequence[int], temperature: float = 1.0, seed: int = 0, candidates: int = 5) -> Block:
+def block(
+    target: Target, drafter: Drafter, prompt: str | Sequence[int], temperature: float = 1.0, seed: int = 0, candidates: int = 5,
+) -> Block:
   """The first round after a prompt, whose first token is the target's best one. Raises ValueError for an empty prompt."""
   ids = target.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
   if not ids:
@@ -71,7 +73,8 @@ def block(target: Target, drafter: Drafter, prompt: str | Sequence[int], tempera
   anchor = jnp.argmax(read.logits[:, -1, : target.vocab], -1).astype(jnp.int32)
   sampling = make_sampling(1, target.vocab, temperature, seed=seed)
   keys = sampling.position_keys(jnp.ones(1, jnp.int32), length + 1)
-  proposal = _proposed(model, round_up(len(ids) + length + 1, 128), drafter.params, read.taps, jnp.array([ids], jnp.int32), anchor, keys[:, :length], sampling)
+  capacity, tokens = round_up(len(ids) + length + 1, 128), jnp.array([ids], jnp.int32)
+  proposal = _proposed(model, capacity, drafter.params, read.taps, tokens, anchor, keys[:, :length], sampling)
   drafts = proposal.drafts
   logits = target.forward([[*ids, int(anchor[0]), *map(int, drafts[0])]]).logits[:, len(ids) :, : target.vocab]
   p = distribution(logits, sampling)
@@ -124,8 +127,8 @@ def weighed(confidence: Float["B L"], sps: Float["n"]) -> list[dict[str, float]]
   rows: list[dict[str, Any]] = []
   for n in np.flatnonzero(np.isfinite(theta)):
     rows.append({
-        "admitted": int(n), "survival": float(best_first[n - 1]) if n else 1.0, "verify tokens": requests + int(n), "expected tokens": float(expected[n]),
-        "steps per second": float(theta[n] / expected[n]), "Θ": float(theta[n])})
+        "admitted": int(n), "survival": float(best_first[n - 1]) if n else 1.0, "verify tokens": requests + int(n),
+        "expected tokens": float(expected[n]), "steps per second": float(theta[n] / expected[n]), "Θ": float(theta[n])})
   return rows
 
 

@@ -130,6 +130,29 @@ def test_a_target_of_any_size_has_taps_and_a_mask():
 
 
 @pytest.mark.slow
+def test_recall_is_what_is_drafted():
+  """Without a head a greedy draft is the best candidate: the leading slots of rank 0 are the drafts that stand."""
+  import jax
+  import numpy as np
+
+  import specdec_jax
+  from experiments.recall import recall, true_ranks
+  from specdec_jax.training.objective import Objective
+
+  target = specdec_jax.load_target("tiny")
+  drafter = specdec_jax.load_drafter("tiny/dflash", target)
+  prompt = target.tokenizer.encode(target.tokenizer.chat([{"role": "user", "content": "Ben has 12 coins and buys 30 more. How many coins?"}]))
+  plain = specdec_jax.generate(target, None, [prompt], 9)[0].tokens
+  accepted = specdec_jax.generate(target, drafter, [prompt], 9)[0].rounds[0][1]
+  tokens = np.array([[*prompt, *plain]])
+  batch = {"tokens": tokens, "segments": np.ones_like(tokens), "answer": np.arange(tokens.shape[1])[None] >= len(prompt)}
+  ranks, counts = jax.device_get(true_ranks(Objective(target, drafter.model, 7), drafter, batch, jax.random.key(0)))
+  assert counts[0].all() and int(np.cumprod(ranks[0] == 0).sum()) == min(accepted, 7)
+  assert recall(np.array([[0, 3], [1, 9]]), np.array([[True, True], [True, False]]), 4) == [1.0, 1.0]
+  assert recall(np.array([[0, 3], [1, 9]]), np.array([[True, False], [True, False]]), 1) == [0.5, None]
+
+
+@pytest.mark.slow
 def test_train_my_drafter(tmp_path):
   """A drafter with its calibration and a report; started again, it trains nothing anew."""
   import specdec_jax
