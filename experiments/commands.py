@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import pathlib
 import re
 
@@ -31,6 +32,7 @@ def configs() -> list[str]:
   return sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "configs").glob("*/*.py") if p.name != "__init__.py")
 
 
+@functools.cache
 def commands(config: str) -> list[Command]:
   """The commands in a configuration's docstring, in order; a run without a name of its own has that of its configuration."""
   text = ast.get_docstring(ast.parse((ROOT / config).read_text(encoding="utf-8"))) or ""
@@ -38,6 +40,10 @@ def commands(config: str) -> list[Command]:
   return [Command(module, path, variant, values, run or name(path, variant)) for module, path, variant, values, run in COMMAND.findall(text)]
 
 
+@functools.cache
 def command_of(run: str) -> Command:
   """The command whose run has this name; KeyError where no configuration names it."""
-  return {c.run: c for path in configs() for c in commands(path)}[run]
+  found = [c for path in configs() for c in commands(path) if c.run == run]
+  if not found:
+    raise KeyError(f"no configuration names a run {run!r}")
+  return found[0]

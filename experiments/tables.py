@@ -32,21 +32,22 @@ MARKED = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """What stands at a mark: the run whose records it shows, and how; `text` gives Markdown or, for a plot, a figure; `source` is
-  where the records lie if not in results/RUN.jsonl."""
+  """What stands at a mark: the run whose records it shows, and how; `text` gives Markdown or, for a plot, a figure; `where` says
+  which records it needs, `source` where they lie if not in results/RUN.jsonl."""
 
   run: str
   text: Callable[[list[Record]], str | Figure]
   alt: str = ""  # of a plot
+  where: Callable[[Record], bool] = lambda record: True
   source: str = ""
 
-  @property
-  def path(self) -> pathlib.Path:
-    return ROOT / (self.source or f"results/{self.run}.jsonl")
-
-
-def records_of(path: pathlib.Path) -> list[Record]:
-  return report.read(path) if path.suffix == ".jsonl" else [json.loads(path.read_text(encoding="utf-8"))]
+  def records(self) -> list[Record]:
+    """Those that it shows; none where nothing was measured yet."""
+    path = ROOT / (self.source or f"results/{self.run}.jsonl")
+    if not path.exists():
+      return []
+    found = report.read(path) if path.suffix == ".jsonl" else [json.loads(path.read_text(encoding="utf-8"))]
+    return list(filter(self.where, found))
 
 
 def made_with(table: Table, records: Sequence[Record]) -> str:
@@ -59,24 +60,24 @@ def made_with(table: Table, records: Sequence[Record]) -> str:
 
 
 def cells(function, *arguments, **options) -> Callable[[list[Record]], str]:
-  """A table of experiments/comparison.py at several temperatures, one under the other."""
-  def text(records, temperatures=(0.0, 1.0)):
-    found = [t for t in temperatures if any(r["temperature"] == t for r in records)]
-    return "\n".join(grid(*function(records, *arguments, temperature=t, **options)) for t in found)
+  """A table of experiments/comparison.py at every temperature, one under the other."""
+  def text(records):
+    temperatures = sorted({r["temperature"] for r in records})
+    return "\n".join(grid(*function(records, *arguments, temperature=t, **options)) for t in temperatures)
 
   return text
 
 
-def rows(columns, where=lambda record: True) -> Callable[[list[Record]], str]:
+def rows(columns) -> Callable[[list[Record]], str]:
   """A row a record."""
-  return lambda records: report.markdown([r for r in records if where(r)], columns)
+  return lambda records: report.markdown(records, columns)
 
 
-def pivot(row, column, cell, title: str, where=lambda record: True, also=lambda table: {}) -> Callable[[list[Record]], str]:
+def pivot(row, column, cell, title: str, also=lambda table: {}) -> Callable[[list[Record]], str]:
   """A row for each row(record), a column for each column(record); `also` adds rows that it makes of {row: {column: record}}."""
   def text(records):
     table = {}
-    for r in filter(where, records):
+    for r in records:
       table.setdefault(row(r), {})[column(r)] = r
     columns = list(dict.fromkeys(c for found in table.values() for c in found))
     body = [[str(name), *(cell(found[c]) if c in found else "" for c in columns)] for name, found in table.items()]
@@ -84,6 +85,13 @@ def pivot(row, column, cell, title: str, where=lambda record: True, also=lambda 
     return grid([title, *map(str, columns)], body)
 
   return text
+
+
+def block_rule(records) -> str:
+  """Accepted lengths under the block rule, which not every run looks at."""
+  if not any(r["rule"] == "block" for r in records):
+    return "*Not measured yet under the block rule.*\n"
+  return grid(*comparison.rules(records, 1.0, "block", TITLES))
 
 
 def held_out(records) -> str:
@@ -150,6 +158,9 @@ def milliseconds(record) -> str:
 
 
 of_all = lambda record: record["dataset"] == "all"
+of_dspark = lambda record: record["drafter"]["name"].endswith("dspark")
+with_bins = lambda record: of_dspark(record) and "bins" in record["metrics"]["raw"]
+soak = lambda record: record["dataset"] == "soak"
 closed = lambda record: record["metrics"]["load"] == "closed"
 OPEN = (
     serve_load.COLUMNS[0], ("requests/s", "metrics.rate", "g"), *(c for c in serve_load.COLUMNS[1:] if c[0] != "requests at once"))
@@ -160,15 +171,15 @@ SOAK = tuple(
 
 serve = functools.partial(
     pivot, lambda r: r["metrics"]["method"], lambda r: r["concurrency"], load_text, "tokens/s of all (of a user) by requests at once",
-    closed, schedule_against)
+    schedule_against)
 advice = functools.partial(
     pivot, lambda r: r["schedule"], lambda r: r["concurrency"],
     lambda r: f"{r['metrics']['throughput']:.0f} ({r['metrics']['user_tps']:.0f})",
     "tokens/s of all (of a user) by requests at once")
 protocol = functools.partial(
     pivot, lambda r: f"{r['dataset']}, {r['metrics']['length']}", lambda r: r["concurrency"],
-    lambda r: f"{r['metrics']['speedup']:.2f} ({r['lossless']['identical']}/{r['lossless']['n']})", "speedup (texts equal) by requests at once",
-    lambda r: r["dataset"] != "soak" and r["speculation"]["on"])
+    lambda r: f"{r['metrics']['speedup']:.2f} ({r['lossless']['identical']}/{r['lossless']['n']})",
+    "speedup (texts equal) by requests at once")
 lengths = cells(comparison.accepted_lengths, ("dflash", "eagle3"), titles=TITLES)
 
 TABLES = {
@@ -192,24 +203,24 @@ for name in ("tiny", "smollm2"):
       f"{name}_positions_plot": Table(
           f"{name}_compare", functools.partial(plots.position_acceptance, temperature=1.0, titles=TITLES),
           "Conditional acceptance by draft position"),
-      f"{name}_rules": Table(
-          f"{name}_compare", functools.partial(cells(comparison.rules, other="block", titles=TITLES), temperatures=(1.0,))),
+      f"{name}_rules": Table(f"{name}_compare", block_rule),
       f"{name}_speeds": Table(f"{name}_compare", cells(comparison.speeds, titles=TITLES)),
       f"{name}_lossless": Table(f"{name}_lossless", lossless),
-      f"{name}_calibration": Table(f"{name}_calibrate", rows(calibrate.COLUMNS, of_all)),
+      f"{name}_calibration": Table(f"{name}_calibrate", rows(calibrate.COLUMNS), where=of_all),
       f"{name}_thresholds_plot": Table(
-          f"{name}_calibrate", lambda records: plots.threshold_sweeps([r for r in records if r["drafter"]["name"].endswith("dspark")]),
-          "Accepted and rejected drafts a round against the threshold on survival"),
-      f"{name}_serve": Table(f"{name}_serve", serve()),
-      f"{name}_serve_plot": Table(f"{name}_serve", plots.load_curves, "Throughput, speed per user and verify length under load"),
-      f"{name}_serve_open": Table(f"{name}_serve", rows(OPEN, lambda r: not closed(r))),
+          f"{name}_calibrate", plots.threshold_sweeps, "Accepted and rejected drafts a round against the threshold on survival", of_dspark),
+      f"{name}_reliability_plot": Table(
+          f"{name}_calibrate", lambda records: plots.reliability(records[-1]), "Outcome against survival by position, raw and calibrated", with_bins),
+      f"{name}_serve": Table(f"{name}_serve", serve(), where=closed),
+      f"{name}_serve_plot": Table(f"{name}_serve", plots.load_curves, "Throughput, speed per user and verify length under load", closed),
+      f"{name}_serve_open": Table(f"{name}_serve", rows(OPEN), where=lambda record: not closed(record)),
       f"{name}_overhead": Table(f"{name}_overhead", rows(bench_drafters.COLUMNS)),
       f"{name}_engine": Table(f"{name}_engine", rows(bench_engine.COLUMNS)),
       f"{name}_sps": Table(f"{name}_sps", rows(SPS)),
       f"{name}_advise": Table(f"{name}_advise", advice()),
       f"{name}_verify_times": Table(f"{name}_speed", verify_times),
-      f"{name}_protocol": Table(f"{name}_protocol", protocol()),
-      f"{name}_soak": Table(f"{name}_protocol", rows(SOAK, lambda r: r["dataset"] == "soak")),
+      f"{name}_protocol": Table(f"{name}_protocol", protocol(), where=lambda record: not soak(record) and record["speculation"]["on"]),
+      f"{name}_soak": Table(f"{name}_protocol", rows(SOAK), where=soak),
   }
 
 
@@ -231,9 +242,9 @@ def save(figure: Figure, path: pathlib.Path, mark: str) -> None:
 def between(name: str, folder: pathlib.Path, draw: bool) -> str:
   """What stands at a mark of a document in `folder`; with `draw` a plot is drawn anew where its picture is of other records."""
   table = TABLES[name]
-  if not table.path.exists():
+  records = table.records()
+  if not records:
     return f"*Not measured yet: `{command_of(table.run)}`, whose results.jsonl becomes results/{table.run}.jsonl.*\n"
-  records = records_of(table.path)
   if not table.alt:
     return f"{table.text(records)}\n{made_with(table, records)}"
   picture, mark = ROOT / "docs" / f"{name}.png", digest(records)
