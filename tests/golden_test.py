@@ -329,13 +329,12 @@ def test_convolution(case):
   c, f = drafter.config, load(case, "conv")
   params = {"params": jax.tree.map(jnp.asarray, drafter.params["layers_0"]["attention_conv"])}
   conv = DynamicConv(c.conv, c.conv_group, c.model.width, drafter.model.transposed)
-  blocks = lambda x, size=c.block: jnp.asarray(x).reshape(x.shape[0], -1, size, x.shape[-1])
-  k = conv.apply(params, blocks(f["x"]), method="coefficients")
-  close(conv.apply(params, blocks(f["x"]), k[..., 0, :, :]).reshape(f["x"].shape), f["prepared"])
-  close(conv.apply(params, blocks(f["y"]), k[..., 1, :, :]).reshape(f["y"].shape), f["finished"])
-  short = blocks(f["x"][:, : c.block - 1], c.block - 1)
-  k = conv.apply(params, short, method="coefficients")
-  close(conv.apply(params, short, k[..., 0, :, :])[:, 0], f["trunc_prepared"])
+  x, y = jnp.asarray(f["x"]), jnp.asarray(f["y"])
+  k = conv.apply(params, x, method="coefficients")
+  close(conv.apply(params, x, k, 0, c.block), f["prepared"])
+  close(conv.apply(params, y, k, 1, c.block), f["finished"])
+  short = x[:, : c.block - 1]
+  close(conv.apply(params, short, conv.apply(params, short, method="coefficients"), 0, c.block - 1), f["trunc_prepared"])
 
 
 @pytest.mark.parametrize("case", DFLASH2)

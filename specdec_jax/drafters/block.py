@@ -40,21 +40,20 @@ class ConvLayer(Layer):
   taps: int = 2
   group: int = 16
   slots: int = 1
+  kernels: str | None = None
 
   def setup(self):
     super().setup()
-    conv = lambda: DynamicConv(self.taps, self.group, self.config.width, self.transposed)
+    conv = lambda: DynamicConv(self.taps, self.group, self.config.width, self.transposed, self.kernels)
     self.attention_conv, self.mlp_conv = conv(), conv()
 
   def __call__(self, x, mix):
-    blocks = lambda y: y.reshape(y.shape[0], -1, self.slots, y.shape[-1])
     extra = None
 
     def sublayer(x, norm, conv, inner):
-      h = blocks(norm(x))
+      h = norm(x)
       k = conv.coefficients(h)
-      y = inner(conv(h, k[..., 0, :, :]).reshape(x.shape))
-      return x + conv(blocks(y), k[..., 1, :, :]).reshape(x.shape)
+      return conv(inner(conv(h, k, 0, self.slots)), k, 1, self.slots, residual=x)
 
     def attend(h):
       nonlocal extra
@@ -71,6 +70,7 @@ class BlockNetwork(nn.Module):
   config: DrafterConfig
   transposed: bool = False
   confidence_trains: bool = False
+  kernels: str | None = None
 
   def setup(self):
     c, m = self.config, self.config.model
@@ -78,7 +78,7 @@ class BlockNetwork(nn.Module):
     self.head = Head(m.vocab, m.width, m.init_scale, self.transposed)
     self.fuse = Projection(len(c.taps) * m.width, (m.width,), transposed=self.transposed, scale=m.init_scale)
     self.fuse_norm = RMSNorm(m.width, m.norm_eps)
-    layer = lambda: ConvLayer(m, self.transposed, c.conv, c.conv_group, c.block) if c.conv else Layer(m, self.transposed)
+    layer = lambda: ConvLayer(m, self.transposed, c.conv, c.conv_group, c.block, self.kernels) if c.conv else Layer(m, self.transposed)
     self.layers = [layer() for _ in range(m.layers)]
     self.final_norm = RMSNorm(m.width, m.norm_eps)
     if c.head == "selector":
@@ -197,17 +197,19 @@ class BlockDrafter(FromConfig):
   """The functions of a block drafter (`specdec_jax.drafters.base.DraftModel`); its state is a context cache.
 
   confidence_trains: whether the confidence loss reaches the backbone. It does in DeepSpec's code; here the confidence
-  learns what the drafter is and leaves it alone (DSpark §3.1), unless asked for.
+  learns what the drafter is and leaves it alone (DSpark §3.1), unless asked for. kernels: the implementation of the parts that
+  have kernels (`specdec_jax.kernels.base`); None: that of the backend.
   """
 
   config: DrafterConfig
   transposed: bool = False
   dtype: str = "float32"
   confidence_trains: bool = False
+  kernels: str | None = None
 
   @property
   def network(self) -> BlockNetwork:
-    return BlockNetwork(self.config, self.transposed, self.confidence_trains)
+    return BlockNetwork(self.config, self.transposed, self.confidence_trains, self.kernels)
 
   def init_params(self, key):
     """Fresh parameters."""

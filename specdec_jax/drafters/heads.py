@@ -4,6 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from specdec_jax.kernels import dynamic_conv
 from specdec_jax.models.layers import Projection, project_vocab
 from specdec_jax.typing import Float, Int
 
@@ -101,30 +102,29 @@ class ConfidenceHead(nn.Module):
 class DynamicConv(nn.Module):
   """Depthwise convolution over the slots of a block, before and after a sublayer (DFlash 2).
 
-  out_t = Σ_o k_{t,o} ⊙ x_{t−o}, x before the block being 0. A coefficient is a learned one of the channel plus one that is
-  predicted from the sublayer's normed input at t and shared by a group of channels; starts as the identity.
+  A coefficient is a learned one of the channel plus one that is predicted from the sublayer's normed input at the slot and shared
+  by a group of channels (`kernels.dynamic_conv`, run as `kernels` says); starts as the identity.
   """
 
   taps: int
   group: int
   width: int
   transposed: bool = False
+  kernels: str | None = None
 
   def setup(self):
     identity = lambda key, shape: jnp.zeros(shape).at[:, 0].set(1.0)
     self.base = self.param("base", identity, (2, self.taps, self.width))
     self.dynamic = Projection(self.width, (2, self.taps, self.width // self.group), transposed=self.transposed, scale=0.0)
 
-  def coefficients(self, x: Float["B L D"]) -> Float["B L D"]:
-    """[…,L,2,taps,D] from the sublayer's normed input: before (0) and after (1) the sublayer."""
-    return self.base.astype(x.dtype) + jnp.repeat(self.dynamic(x), self.group, -1)
+  def coefficients(self, x: Float["B T D"]) -> Float["B T 2 taps D/group"]:
+    """The predicted part, from the sublayer's normed input: before (0) and after (1) the sublayer."""
+    return self.dynamic(x)
 
-  def __call__(self, x: Float["B L D"], coefficients) -> Float["B L D"]:
-    """Convolves blocks [B,A,L,D] with one of the two sets, [B,A,L,taps,D]."""
-    length = x.shape[-2]
-    before = [(0, 0)] * (x.ndim - 2)
-    shifted = [jnp.pad(x, (*before, (o, 0), (0, 0)))[..., :length, :] for o in range(self.taps)]
-    return sum(coefficients[..., o, :] * y for o, y in enumerate(shifted))
+  def __call__(self, x: Float["B T D"], coefficients, part: int, slots: int, residual: Float["B T D"] | None = None) -> Float["B T D"]:
+    """Convolves blocks of `slots` tokens with one of the two sets; adds `residual`, if any."""
+    return dynamic_conv(
+        x=x, base=self.base, dynamic=coefficients, slots=slots, part=part, residual=residual, implementation=self.kernels)
 
 
 def top_candidates(logits: Float["B L V"], count: int) -> tuple[Int["B L C"], Float["B L C"]]:
