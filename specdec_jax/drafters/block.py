@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from specdec_jax.config import DrafterConfig
 from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal, best_logit, proposal
 from specdec_jax.drafters.heads import BiasHead, ConfidenceHead, DynamicConv, SelectorHead, top_candidates
+from specdec_jax.kernels import block_attention, default_implementation
 from specdec_jax.models.cache import Cache, as_keys, as_values, init_cache, write_layer
 from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, masked_softmax, rotary_angles
 from specdec_jax.sampling import Role, Sampling, adjusted, next_token, real_logits
@@ -98,11 +99,12 @@ class BlockNetwork(nn.Module):
     return [layer.attention.keys_values(fused, angles) for layer in self.layers]
 
   def slots(
-      self, context, context_positions: Int["B S"], anchors: Int["B A"], positions: Int["B A L"], visible: Bool["B A S"],
+      self, context, context_positions: Int["B S"], anchors: Int["B A"], positions: Int["B A L"], visible: Bool["B A S"] | Int["B A"],
       keep: Bool["B A"],
   ) -> Float["B A L D"]:
     """Final-normed hidden states of every input slot. context: (keys [B,K,H,S], values [B,K,S,H]) of every layer; anchors:
-    the tokens of slot 0, the other slots are masks. Blocks with keep False see nothing and hold masks only."""
+    the tokens of slot 0, the other slots are masks. visible: the context that a block sees, or how many rows of it from the first,
+    which is where the block then stands. Blocks with keep False see nothing and hold masks only."""
     c, m = self.config, self.config.model
     batch, blocks, slots = positions.shape
     first = (jnp.arange(slots) == 0) & keep[..., None]
@@ -111,11 +113,15 @@ class BlockNetwork(nn.Module):
     for layer, (keys, values), window in zip(self.layers, context, m.windows):
       near = True if window is None else positions[..., None] - context_positions[:, None, None] < window
 
-      def mix(attention, h, keys=keys, values=values, near=near):
+      def mix(attention, h, keys=keys, values=values, near=near, window=window):
         shape = lambda y: y.reshape(batch, blocks, slots, *y.shape[2:])
         k, v = attention.keys_values(h, angles)
-        sees = visible[:, :, None] & near & keep[..., None, None]
-        out = attend_block(shape(attention.queries(h, angles)), keys, values, sees, shape(k), shape(v), keep)
+        q, k, v = map(shape, (attention.queries(h, angles), k, v))
+        if visible.ndim == 2:
+          out = block_attention(
+              q=q, keys=keys, values=values, high=visible, k=k, v=v, keep=keep, window=window, implementation=self.kernels)
+        else:
+          out = attend_block(q, keys, values, visible[:, :, None] & near & keep[..., None, None], k, v, keep)
         return out.reshape(batch, blocks * slots, *out.shape[3:]), None
 
       x, _ = layer(x, mix)
@@ -198,7 +204,7 @@ class BlockDrafter(FromConfig):
 
   confidence_trains: whether the confidence loss reaches the backbone. It does in DeepSpec's code; here the confidence
   learns what the drafter is and leaves it alone (DSpark §3.1), unless asked for. kernels: the implementation of the parts that
-  have kernels (`specdec_jax.kernels.base`); None: that of the backend.
+  have kernels (`specdec_jax.kernels.base`), that of the backend where None; training attends by the reference.
   """
 
   config: DrafterConfig
@@ -236,7 +242,9 @@ class BlockDrafter(FromConfig):
     batch = anchor.shape[0]
     apply = lambda *args, method: self.network.apply({"params": params}, *args, method=method)
     positions = position[:, None, None] + jnp.arange(c.block)
-    visible = jnp.arange(state.capacity) < state.lengths[:, None, None]
+    visible = state.lengths[:, None]
+    if (self.kernels or default_implementation()) == "reference":
+      visible = jnp.arange(state.capacity) < visible[..., None]
     context = [(k.astype(self.dtype), v.astype(self.dtype)) for k, v in zip(state.keys, state.values)]
     rows = jnp.arange(state.capacity)[None]
     hidden = apply(context, rows, anchor[:, None], positions, visible, jnp.ones((batch, 1), bool), method="hidden")[:, 0]

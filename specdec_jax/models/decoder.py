@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.config import ModelConfig
+from specdec_jax.kernels import default_implementation, ragged_verify
 from specdec_jax.models import cache as cache_lib
 from specdec_jax.models.cache import Cache
 from specdec_jax.models.layers import Head, Layer, RMSNorm, attend, project_vocab, rotary_angles
@@ -20,11 +21,13 @@ class Decoder(nn.Module):
   stacked: layer parameters carry a leading axis Y and run under one `lax.scan`, so that compile time stays flat with depth and
     taps; otherwise they are a dict {"0": …} and run unrolled, a third faster on CPU.
   transposed: kernels are stored output-major (see `Projection`).
+  kernels: which implementation attends to the cache (`specdec_jax.kernels.base.IMPLEMENTATIONS`), the backend's where None.
   """
 
   config: ModelConfig
   stacked: bool = True
   transposed: bool = False
+  kernels: str | None = None
 
   def setup(self):
     c = self.config
@@ -83,6 +86,7 @@ class Decoder(nn.Module):
 
       def mix(attention, h):
         q, (k, v) = attention.queries(h, angles), attention.keys_values(h, angles)
+        computed = q, v
         if rows is not None:
           q, k, v = map(rows.pad, (q, k, v))
         if buffers is None:
@@ -92,6 +96,8 @@ class Decoder(nn.Module):
         else:
           new = cache_lib.write_stacked(*buffers, index, k, v, start)
           held = tuple(jax.lax.dynamic_index_in_dim(b, index, keepdims=False) for b in new)
+        if buffers is not None and (self.kernels or default_implementation()) != "reference":
+          return self._attend_cached(*computed, new, index, start, tokens.shape[1], window, rows, reach), new
         if buffers is not None:
           held = held[0][..., :reach], held[1][..., :reach, :]
         out = attend(q, *(r.astype(h.dtype) for r in held), seen)
@@ -117,6 +123,14 @@ class Decoder(nn.Module):
     stack = jnp.stack([tapped[t] for t in taps], 2) if taps else jnp.zeros((*x.shape[:2], 0, x.shape[-1]), x.dtype)
     cache = cache.replace(keys=buffers[0], values=buffers[1]) if cache is not None else None
     return self.final_norm(x), stack, cache
+
+  def _attend_cached(self, q, v, buffers, layer, start, width: int, window, rows: Rows | None, reach: int | None):
+    """What `mix` does with a written cache, by the kernel, which reads the stacked buffers in place and only the rows that are seen."""
+    at = {} if rows is None else {"slot": rows.slot, "offset": rows.offset}
+    out = ragged_verify(
+        q=q.reshape(-1, *q.shape[2:]), start=start, keys=buffers[0], values=buffers[1], width=width, window=window, layer=layer, reach=reach,
+        implementation=self.kernels, **at).reshape(q.shape)
+    return jnp.where(jnp.isfinite(v).all((2, 3))[..., None, None, None], out, jnp.nan)
 
   def _scan(self, run, x, buffers, taps: Sequence[int], tapped):
     """All layers; adds the outputs of `taps` to `tapped`. The cache is the carry, so it is updated in place and never copied

@@ -1,0 +1,115 @@
+"""The two attentions: checks, the choice of an implementation, and the way into spans of queries and back."""
+
+import functools
+import math
+
+import jax.numpy as jnp
+
+from specdec_jax.kernels.base import choose
+from specdec_jax.kernels.ragged_verify import gpu, ref, tpu
+from specdec_jax.kernels.ragged_verify.spans import Spans, join, split
+from specdec_jax.typing import Bool, Float, Int
+
+DTYPES = ("float32", "bfloat16")
+
+
+def ragged_verify(
+    *, q: Float["n K G H"], start: Int["B"], keys: Float["B K H S"], values: Float["B K S H"], width: int, slot: Int["n"] | None = None,
+    offset: Int["n"] | None = None, window: int | Int[""] | None = None, layer: Int[""] | None = None, reach: int | None = None,
+    scale: float | None = None, implementation: str | None = None,
+) -> Float["n K G H"]:
+  """Attention of tokens that were just written to the slot cache: row i is token offset[i] of slot slot[i], stands at the position
+  start[slot] + offset, and sees the columns 0 … its position, the last `window` of them if given. A row that sees nothing gets zeros.
+
+  Rows come slot by slot, each slot's with offsets 0, 1, … as `models.rows.flatten` makes them; without slot and offset they are
+  all B·width tokens. width: the most tokens of a slot. layer: the one to read where keys and values are stacked, [Y,B,…]. reach: columns that
+  may be read, all where None; none behind a slot's last position is. scale: of the scores, 1/√H where None. Raises ValueError for shapes that do not fit or an unknown implementation.
+  """
+  stack = () if layer is None else keys.shape[:1]
+  batch, columns = len(start), keys.shape[-1]
+  heads, groups, size = q.shape[1:]
+  _expect("ragged_verify", keys=(keys, (*stack, batch, heads, size, columns)), values=(values, (*stack, batch, heads, columns, size)))
+  if (slot is None) != (offset is None):
+    raise ValueError("ragged_verify: slot and offset come together, or neither for all tokens")
+  if slot is None:
+    _expect("ragged_verify", q=(q, (batch * width, heads, groups, size)))
+  else:
+    _expect("ragged_verify", slot=(slot, q.shape[:1]), offset=(offset, q.shape[:1]))
+  chosen = choose("ragged_verify", implementation, functools.partial(_unsupported, q, keys))
+  if chosen == "reference":
+    return ref.ragged_verify(
+        q=q, start=start, keys=keys, values=values, width=width, slot=slot, offset=offset, window=window, layer=layer, reach=reach,
+        scale=scale)
+  if slot is None:
+    tokens, counts = q.reshape(batch, width, heads, groups, size), jnp.full((batch,), width)
+  else:
+    mine = slot == jnp.arange(batch)[:, None]
+    counts = jnp.max(jnp.where(mine, offset + 1, 0), 1)
+    before = jnp.sum(slot < jnp.arange(batch)[:, None], 1)
+    tokens = q[jnp.minimum(before[:, None] + jnp.arange(width), len(q) - 1)]
+  length = min(reach or columns, columns)
+  chunk = max(1, min(width, _module(chosen).ROWS // groups))
+  ahead = jnp.arange(0, width, chunk)
+  each = lambda x: jnp.broadcast_to(x, (batch, len(ahead))).reshape(-1)
+  spans = Spans(each(jnp.arange(batch)[:, None]), each(start[:, None] + ahead), each(jnp.clip(counts[:, None] - ahead, 0, chunk)))
+  out = _run(chosen, split(tokens, chunk), keys, values, spans, layer, window, groups=groups, causal=True, length=length, scale=scale)
+  out = join(out, batch, width, groups)
+  return out.reshape(q.shape) if slot is None else out[slot, offset]
+
+
+def block_attention(
+    *, q: Float["B A L K G H"], keys: Float["B K H S"], values: Float["B K S H"], high: Int["B A"], k: Float["B A L K H"],
+    v: Float["B A L K H"], keep: Bool["B A"], low: Int["B A"] | None = None, window: int | None = None, scale: float | None = None, implementation: str | None = None,
+) -> Float["B A L K G H"]:
+  """Attention of blocks: every slot of a block sees the context columns low (0 where None) … high − 1 and all slots of its own block, under one
+  softmax. Slot l stands at column high + l and sees no context `window` or more columns before it. A block with keep False gets zeros. scale: of the scores, 1/√H where None.
+
+  The kernels have no gradient; each block reads its context anew. Raises ValueError for shapes that do not fit or an unknown
+  implementation.
+  """
+  batch, blocks, slots, heads, groups, size = q.shape
+  columns, own = keys.shape[-1], (batch, blocks, slots, heads, size)
+  _expect("block_attention", keys=(keys, (batch, heads, size, columns)), values=(values, (batch, heads, columns, size)), k=(k, own), v=(v, own),
+          **{name: (x, (batch, blocks)) for name, x in {"low": low, "high": high, "keep": keep}.items() if x is not None})
+  chosen = choose("block_attention", implementation, functools.partial(_unsupported, q, keys, slots=slots))
+  if chosen == "reference":
+    return ref.block_attention(q=q, keys=keys, values=values, low=low, high=high, k=k, v=v, keep=keep, window=window, scale=scale)
+  flat = lambda x: x.reshape(batch * blocks, *x.shape[2:])
+  spans = Spans(jnp.repeat(jnp.arange(batch), blocks), flat(high), flat(keep) * slots, None if low is None else flat(low))
+  beside = flat(k).transpose(0, 2, 3, 1).astype(q.dtype), flat(v).swapaxes(1, 2).astype(q.dtype)
+  out = _run(chosen, split(flat(q), slots), keys, values, spans, None, window, beside, groups=groups, causal=False, length=columns, scale=scale)
+  return join(out, batch * blocks, slots, groups).reshape(q.shape)
+
+
+def _run(chosen: str, q, keys, values, spans: Spans, layer, window, own=None, *, scale, **static):
+  scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+  if layer is None:
+    keys, values, layer = keys[None], values[None], 0
+  module = _module(chosen)
+  return module.attend(q, keys, values, spans, jnp.asarray(layer, jnp.int32), window, own, scale=scale, interpret=chosen.endswith("_interpret"), **static)
+
+
+def _module(chosen: str):
+  return tpu if chosen.startswith("tpu") else gpu
+
+
+def _unsupported(q, keys, platform: str, slots: int = 1) -> str | None:
+  """Why the kernel of a platform cannot do it, None if it can."""
+  groups, size = q.shape[-2:]
+  if q.dtype.name not in DTYPES or keys.dtype.name not in DTYPES:
+    return f"queries of {q.dtype} on a cache of {keys.dtype}: the kernels are for {' and '.join(DTYPES)}"
+  rows = tpu.ROWS if platform == "tpu" else gpu.ROWS
+  if slots * groups > rows:
+    return f"{slots} slots of {groups} heads a kv head: the kernel for {platform} holds {rows} queries of a kv head"
+  if platform == "tpu" and size % 8:
+    return f"head dimension {size}: the kernel for TPUs takes multiples of 8"
+  if platform == "gpu" and (size < 16 or size > 256 or 2 ** int(math.log2(size)) != size):
+    return f"head dimension {size}: the kernel for GPUs takes 16, 32, 64, 128 and 256"
+  return None
+
+
+def _expect(op: str, **arrays) -> None:
+  """Raises ValueError for the first array that has not the shape beside it."""
+  for name, (array, shape) in arrays.items():
+    if array.shape != shape:
+      raise ValueError(f"{op}: {name} must be {shape} beside the other arguments, not {array.shape}")

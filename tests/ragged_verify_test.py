@@ -1,0 +1,59 @@
+"""Attention over the slot cache by the kernels: what they are asked wrongly, races, and decoding with them as without."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import specdec_jax
+from specdec_jax import decode
+from specdec_jax.kernels import block_attention, ragged_verify
+from specdec_jax.kernels.ragged_verify import shapes, tpu
+from specdec_jax.sampling import make_sampling
+from tests import toys
+
+PROMPTS = [[7, 3, 12], [5, 9, 2, 40, 33, 8], [1]]
+
+
+def by(target, drafter, kernels: str):
+  """Both with an implementation."""
+  swapped = dataclasses.replace(target, decoder=target.decoder.clone(kernels=kernels))
+  return swapped, dataclasses.replace(drafter, model=dataclasses.replace(drafter.model, kernels=kernels))
+
+
+def test_decoding_with_the_kernels_gives_the_same_tokens():
+  target = toys.target(stacked=True, windows=(5, None, 7))
+  drafter = toys.block_drafter(toys.target(), head="none", confidence=False, rank=0)
+  texts = [specdec_jax.generate(*by(target, drafter, k), PROMPTS, 12, ignore_eos=True) for k in ("reference", "tpu_interpret")]
+  assert [c.tokens for c in texts[0]] == [c.tokens for c in texts[1]]
+  assert [c.rounds for c in texts[0]] == [c.rounds for c in texts[1]]
+
+
+@pytest.mark.parametrize("kernels", ["tpu_interpret", "gpu_interpret"])
+def test_flattened_rows_of_several_slots(kernels):
+  """As the engine verifies: some slots idle, others with few drafts, not all rows of the cache in reach; values that are no numbers
+  stay with the slot that they are in."""
+  target = toys.target(stacked=True, windows=(5, None, 7), head_dim=16, rotary=toys.Rotary(1e4, 16))
+  drafter = toys.scripted(np.arange(4 * 64).reshape(4, 64) % 59, 3)
+  method = decode.make_method(target, drafter, None, "fixed", "token", False)
+  state = decode.init_state(method, 4, 64, "float32")
+  _, _, cache = target.decoder.apply({"params": target.params}, jnp.arange(4 * 20).reshape(4, 20) % 59, state.cache)
+  cache = cache.replace(lengths=jnp.array([3, 20, 11, 7]), values=cache.values.at[1, 2, :, 4].set(0))
+  state = state.replace(cache=cache, anchor=jnp.array([5, 6, 7, 8]), finish=jnp.array([decode.RUNNING, decode.STOP, decode.RUNNING, decode.RUNNING]))
+  made = decode.draft(method, drafter.params, state, make_sampling(4, 61), decode.Limits(jnp.full(4, 9), jnp.full((4, 1), -1)))
+  made = dataclasses.replace(made, lengths=jnp.array([3, 0, 0, 2]))
+  broken = jax.tree.map(lambda x: x, target.params)
+  broken["embedding"] = broken["embedding"].at[8].set(jnp.nan)  # The last slot's anchor.
+  outputs = []
+  for implementation in ("reference", kernels):
+    with_kernel = dataclasses.replace(method, decoder=target.decoder.clone(kernels=implementation))
+    outputs.append(jax.jit(lambda params, m=with_kernel: decode.verify_draft(m, params, state, made, 10, 32))(broken))
+  plain, by_kernel = outputs
+  for slot, tokens in ((0, 4), (2, 1)):
+    np.testing.assert_allclose(by_kernel.logits[slot, :tokens], plain.logits[slot, :tokens], atol=1e-4)
+    assert np.isfinite(by_kernel.logits[slot, :tokens]).all()
+  assert np.isnan(by_kernel.logits[3, :3]).all() and np.isnan(plain.logits[3, :3]).all()
+  for a, b in zip(jax.tree.leaves(by_kernel.cache), jax.tree.leaves(plain.cache)):
+    np.testing.assert_allclose(a[..., :7], b[..., :7], atol=1e-4)
