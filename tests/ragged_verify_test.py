@@ -9,8 +9,7 @@ import pytest
 
 import specdec_jax
 from specdec_jax import decode
-from specdec_jax.kernels import block_attention, ragged_verify
-from specdec_jax.kernels.ragged_verify import shapes, tpu
+from specdec_jax.kernels import OPS
 from specdec_jax.sampling import make_sampling
 from tests import toys
 
@@ -57,3 +56,51 @@ def test_flattened_rows_of_several_slots(kernels):
   assert np.isnan(by_kernel.logits[3, :3]).all() and np.isnan(plain.logits[3, :3]).all()
   for a, b in zip(jax.tree.leaves(by_kernel.cache), jax.tree.leaves(plain.cache)):
     np.testing.assert_allclose(a[..., :7], b[..., :7], atol=1e-4)
+
+
+def small(op: str, name: str) -> dict:
+  case = next(c for c in OPS[op].cases if c.name == name)
+  return case.make(jax.random.key(0)) | case.settings
+
+
+@pytest.mark.parametrize(("op", "case", "change", "message"), [
+    ("ragged_verify", "tiles", {"keys": jnp.zeros((4, 2, 1100, 32))}, r"ragged_verify: keys must be \(4, 2, 32, 1100\).*not \(4, 2, 1100, 32\)"),
+    ("ragged_verify", "tiles", {"slot": None}, "slot and offset come together"),
+    ("ragged_verify", "tiles", {"offset": jnp.zeros(3, jnp.int32)}, r"offset must be \(12,\)"),
+    ("ragged_verify", "one_token", {"width": 2}, r"q must be \(8, 2, 2, 32\)"),
+    ("ragged_verify", "one_token", {"layer": jnp.int32(0)}, "values must be"),
+    ("block_attention", "contexts", {"keep": jnp.ones(5, bool)}, r"block_attention: keep must be \(5, 1\)"),
+    ("write_rows", "straddling", {"v": jnp.zeros((7, 2, 2, 32))}, r"write_rows: v must be \(7, 3, 2, 32\)"),
+    ("write_rows", "straddling", {"implementation": "cuda"}, "write_rows: unknown implementation 'cuda'"),
+])
+def test_wrong_arguments_are_named(op, case, change, message):
+  with pytest.raises(ValueError, match=message):
+    OPS[op].call(**small(op, case) | change)
+
+
+def test_what_the_kernels_cannot_do_runs_as_the_reference(caplog):
+  arguments = small("block_attention", "contexts")
+  wide = arguments | {n: jnp.repeat(arguments[n], 40, 2) for n in ("q", "k", "v")}
+  expected = OPS["block_attention"].call(**wide, implementation="reference")
+  np.testing.assert_array_equal(OPS["block_attention"].call(**wide, implementation="tpu"), expected)
+  assert "160 slots of 2 heads a kv head: the kernel for tpu holds 128 queries" in caplog.text
+
+
+def test_no_key_of_a_column_that_is_not_seen_counts():
+  """Columns behind a slot's last position and before its window hold what would show."""
+  arguments = small("ragged_verify", "tiles")  # A window of 600 in 1100 columns.
+  columns = jnp.arange(1100)
+  start = arguments["start"][:, None, None, None]
+  hidden = (columns >= start + 4) | (columns <= start - 600)
+  changed = arguments | {"keys": jnp.where(hidden, jnp.nan, arguments["keys"])}
+  for implementation in ("reference", "tpu_interpret", "gpu_interpret"):
+    out = OPS["ragged_verify"].call(**changed, implementation=implementation)
+    np.testing.assert_allclose(out, OPS["ragged_verify"].call(**arguments, implementation="reference"), atol=1e-5)
+
+
+def test_a_value_that_is_no_number_is_written_as_zero():
+  arguments = small("write_rows", "straddling")
+  broken = arguments | {"v": arguments["v"].at[1, 1, 0, 3].set(jnp.inf)}
+  for implementation in ("reference", "tpu_interpret"):
+    _, values = OPS["write_rows"].call(**broken, implementation=implementation)
+    assert values[1, 0, 126, 3] == 0 and np.isfinite(values).all()

@@ -81,6 +81,28 @@ def block_attention(
   return join(out, batch * blocks, slots, groups).reshape(q.shape)
 
 
+def write_rows(
+    *, keys: Float["B K H S"], values: Float["B K S H"], k: Float["B T K H"], v: Float["B T K H"], start: Int["B"], layer: Int[""] | None = None,
+    implementation: str | None = None,
+) -> tuple[Float["B K H S"], Float["B K S H"]]:
+  """Keys and values with rows k, v at positions start … of each slot, in place; rows beyond the end are dropped, values that are no
+  numbers written as 0. layer: the one to write where keys and values are stacked, [Y,B,…]. For GPUs it is XLA's scatter. Raises ValueError for shapes that do not fit or an
+  unknown implementation."""
+  stack = () if layer is None else keys.shape[:1]
+  batch, _, heads, size = k.shape
+  columns = keys.shape[-1]
+  _expect("write_rows", keys=(keys, (*stack, batch, heads, size, columns)), values=(values, (*stack, batch, heads, columns, size)), v=(v, k.shape),
+          start=(start, (batch,)))
+  chosen = choose("write_rows", implementation, lambda platform: _unsupported(k, keys, platform))
+  if not chosen.startswith("tpu"):
+    return ref.write_rows(keys=keys, values=values, k=k, v=v, start=start, layer=layer)
+  v = jnp.where(jnp.isfinite(v), v, 0)
+  put = functools.partial(tpu.write, start=start, layer=jnp.int32(0) if layer is None else layer, interpret=chosen.endswith("_interpret"))
+  if layer is None:
+    return put(keys[None], k.transpose(0, 2, 3, 1), axis=4)[0], put(values[None], v.swapaxes(1, 2), axis=3)[0]
+  return put(keys, k.transpose(0, 2, 3, 1), axis=4), put(values, v.swapaxes(1, 2), axis=3)
+
+
 def _run(chosen: str, q, keys, values, spans: Spans, layer, window, own=None, *, scale, **static):
   scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
   if layer is None:

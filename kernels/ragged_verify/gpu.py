@@ -1,4 +1,4 @@
-"""Attention over spans for GPUs (Triton): a program for each span, kv head and share of the columns; shares are joined by XLA."""
+"""Attention over spans for GPUs (Triton): a program for each span, kv head and share of the columns; a second kernel joins shares."""
 
 import functools
 
@@ -11,7 +11,6 @@ from specdec_jax.kernels.ragged_verify.spans import EVERY, Spans
 from specdec_jax.typing import Float, Int
 
 ROWS = 64  # Queries of a kv head in a span, at most.
-TILE = 64  # Columns that are read at once.
 PROGRAMS = 264  # Two for each multiprocessor of an H200: with fewer spans and heads the columns are shared out.
 LOWEST = -1e30
 
@@ -22,39 +21,41 @@ def attend(
 ) -> Float["n K N H"]:
   """Attended queries; columns from `length` on are never read. own: keys and values that all queries of a span see besides."""
   n, heads, rows, size = q.shape
-  shares = max(1, min(PROGRAMS // (n * heads), -(-length // (4 * TILE))))
+  tile = 64 if q.dtype == jnp.bfloat16 else 16  # Columns that are read at once.
+  shares = max(1, min(PROGRAMS // (n * heads), -(-length // (2 * tile))))
   first, stop = spans.columns(causal, window, length)
   padded = max(16, pl.next_power_of_2(rows))
   low = jnp.zeros_like(spans.base) if spans.low is None else spans.low
-  scalars = (spans.row, spans.base, low, spans.count, first // TILE, -(-stop // TILE), layer, EVERY if window is None else window)
+  scalars = (spans.row, spans.base, low, spans.count, first // tile, -(-stop // tile), layer, EVERY if window is None else window)
   slots = 0
   if own is not None:
     slots = own[1].shape[2]
     extra = max(16, pl.next_power_of_2(slots)) - slots
     own = (jnp.pad(own[0], ((0, 0), (0, 0), (0, 0), (0, extra))), jnp.pad(own[1], ((0, 0), (0, 0), (0, extra), (0, 0))))
   kernel = functools.partial(
-      _kernel, groups=groups, causal=causal, scale=scale, length=length, shares=shares, windowed=window is not None, bounded=spans.low is not None, slots=slots)
-  of_span = lambda i, h, c: (i, h, 0, 0)
-  of_share = lambda i, h, c: (i, h, c, 0)
+      _kernel, groups=groups, causal=causal, scale=scale, tile=tile, length=length, shares=shares, windowed=window is not None, bounded=spans.low is not None, slots=slots)
+  of_span = lambda *axes: pl.BlockSpec((None, None, *axes), lambda i, h, *_: (i, h, 0, 0))
+  of_share = lambda *axes: pl.BlockSpec((None, None, None, *axes), lambda i, h, share: (i, h, share, *(0 for _ in axes)))
+  whole, params = jax.ShapeDtypeStruct((n, heads, padded, size), q.dtype), plgpu.CompilerParams(num_warps=8 if padded * size > 8192 else 4, num_stages=2)
   part = lambda *axes: jax.ShapeDtypeStruct((n, heads, shares, padded, *axes), jnp.float32)
-  out, top, total = pl.pallas_call(
-      kernel, grid=(n, heads, shares),
-      in_specs=[*[pl.BlockSpec()] * len(scalars), pl.BlockSpec((None, None, padded, size), of_span), pl.BlockSpec(), pl.BlockSpec(),
-                *(pl.BlockSpec((None, None, *x.shape[2:]), of_span) for x in own or ())],
-      out_specs=[pl.BlockSpec((None, None, None, padded, size), lambda i, h, c: (i, h, c, 0, 0)),
-                 *[pl.BlockSpec((None, None, None, padded), of_share)] * 2],
-      out_shape=[part(size), part(), part()],
-      compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2), interpret=interpret,
+  out = pl.pallas_call(
+      kernel, grid=(n, heads, shares), in_specs=[*[pl.BlockSpec()] * len(scalars), of_span(padded, size), pl.BlockSpec(), pl.BlockSpec(),
+                                                 *(of_span(*x.shape[2:]) for x in own or ())],
+      out_specs=of_span(padded, size) if shares == 1 else [of_share(padded, size), of_share(padded), of_share(padded)],
+      out_shape=whole if shares == 1 else [part(size), part(), part()], compiler_params=params, interpret=interpret,
   )(*(jnp.asarray(x, jnp.int32).reshape(-1) for x in scalars), jnp.pad(q, ((0, 0), (0, 0), (0, padded - rows), (0, 0))), keys, values, *(own or ()))
-  weight = jnp.exp(top - jnp.max(top, 2, keepdims=True))
-  total = jnp.maximum(jnp.sum(weight * total, 2), jnp.finfo(jnp.float32).tiny)
-  return (jnp.sum(weight[..., None] * out, 2) / total[..., None]).astype(q.dtype)[:, :, :rows]
+  if shares > 1:
+    every = lambda *axes: pl.BlockSpec((None, None, shares, *axes), lambda i, h: (i, h, *(0 for _ in (0, *axes))))
+    out = pl.pallas_call(
+        _join, grid=(n, heads), in_specs=[every(padded, size), every(padded), every(padded)], out_specs=of_span(padded, size), out_shape=whole,
+        compiler_params=params, interpret=interpret)(*out)
+  return out[:, :, :rows]
 
 
 def _kernel(
-    row, base, low, count, first, stop, layer, reach, q_ref, k_ref, v_ref, *refs, groups, causal, scale, length, shares, windowed, bounded, slots,
+    row, base, low, count, first, stop, layer, reach, q_ref, k_ref, v_ref, *refs, groups, causal, scale, tile, length, shares, windowed, bounded, slots,
 ):
-  *own, o_ref, m_ref, l_ref = refs
+  own, out = refs[:-1 if shares == 1 else -3], refs[-1 if shares == 1 else -3:]
   i, h, share = (pl.program_id(a) for a in range(3))
   rows, size = q_ref.shape
   q, here, exists = q_ref[...], base[i], count[i] > 0
@@ -72,9 +73,9 @@ def _kernel(
 
   def step(t, carry):
     m, total, acc = carry
-    at = pl.ds(t * TILE, TILE)
-    column = t * TILE + jnp.arange(TILE)
-    mask = {} if k_ref.shape[-1] % TILE == 0 else {"mask": column < length, "other": 0.0}
+    at = pl.ds(t * tile, tile)
+    column = t * tile + jnp.arange(tile)
+    mask = {} if k_ref.shape[-1] % tile == 0 else {"mask": column < length, "other": 0.0}
     k = plgpu.load(k_ref.at[layer[0], row[i], h, :, at], **{n: x[None, :] if n == "mask" else x for n, x in mask.items()})
     v = plgpu.load(v_ref.at[layer[0], row[i], h, at, :], **{n: x[:, None] if n == "mask" else x for n, x in mask.items()})
     seen = column[None, :] < bound[:, None]
@@ -90,4 +91,25 @@ def _kernel(
   size_of_share = -(-(stop[i] - first[i]) // shares)
   begin = first[i] + share * size_of_share
   m, total, acc = jax.lax.fori_loop(begin, jnp.minimum(begin + size_of_share, stop[i]), step, (m, total, acc))
-  o_ref[...], m_ref[...], l_ref[...] = acc, m, total
+  if shares == 1:
+    out[0][...] = _divided(acc, total, q.dtype)
+  else:
+    out[0][...], out[1][...], out[2][...] = acc, m, total
+
+
+def _join(acc_ref, m_ref, total_ref, o_ref):
+  """Shares of the columns into one softmax."""
+
+  def step(share, carry):
+    m, total, acc = carry
+    new = jnp.maximum(m, m_ref[share])
+    before, now = jnp.exp(m - new), jnp.exp(m_ref[share] - new)
+    return new, before * total + now * total_ref[share], before[:, None] * acc + now[:, None] * acc_ref[share]
+
+  shares, rows, size = acc_ref.shape
+  _, total, acc = jax.lax.fori_loop(0, shares, step, (jnp.full((rows,), LOWEST), jnp.zeros((rows,)), jnp.zeros((rows, size))))
+  o_ref[...] = _divided(acc, total, o_ref.dtype)
+
+
+def _divided(acc, total, dtype):
+  return (acc / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)[:, None]).astype(dtype)

@@ -31,6 +31,14 @@ def block_attention(*, q, keys, values, high, k, v, keep, low=None, window=None,
   return (_sum(outside, values[:, None]) + _sum(inside, v)).swapaxes(2, 3).astype(q.dtype)
 
 
+def write_rows(*, keys, values, k, v, start, layer=None):
+  v = jnp.where(jnp.isfinite(v), v, 0)
+  slots, at = jnp.arange(k.shape[0])[:, None], start[:, None] + jnp.arange(k.shape[1])
+  to = (slots,) if layer is None else (layer, slots)
+  put = lambda x, index, new: x.at[index].set(new.astype(x.dtype), mode="drop", unique_indices=True)
+  return put(keys, (*to, slice(None), slice(None), at), k), put(values, (*to, slice(None), at), v)
+
+
 def _near(position, column, window):
   return True if window is None else position - column < window
 

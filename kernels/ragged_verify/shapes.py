@@ -53,6 +53,19 @@ def _block(name, highs, columns, keep=None, lows=None, blocks=1, heads=2, groups
       bytes=item * heads * size * (2 * read + 2 * len(highs) * slots * (1 + groups)))
 
 
+def _write(name, starts, tokens, columns, heads=2, size=32, dtype="float32", stack=None, large=False):
+  """tokens: of each slot; stack: (layers, the one written)."""
+  batch = len(starts)
+
+  def make(key):
+    normal = lambda i, *shape: jax.random.normal(jax.random.fold_in(key, i), shape).astype(dtype)
+    layers, at = ((), {}) if stack is None else (stack[:1], {"layer": jnp.int32(stack[1])})
+    return {"keys": normal(0, *layers, batch, heads, size, columns), "values": normal(1, *layers, batch, heads, columns, size),
+            "k": normal(2, batch, tokens, heads, size), "v": normal(3, batch, tokens, heads, size), "start": jnp.array(starts, jnp.int32), **at}
+
+  return Case(name, make, dtype, large=large, bytes=4 * jnp.dtype(dtype).itemsize * batch * tokens * heads * size)
+
+
 def _spread(batch: int, longest: int) -> list[int]:
   """Lengths from an eighth of the longest up."""
   return [longest // 8 + (longest - longest // 8) * (i + 1) // batch for i in range(batch)]
@@ -87,6 +100,11 @@ VERIFY = (
     _verify("fully_masked", [4, 4], [6, 130], 136, window=0),
     _verify("chunks", [130, 2], [5, 600], 1100, groups=3, heads=1, width=130, bucket=140),
     *_sizes(),
+)
+WRITE = (
+    _write("straddling", [0, 125, 127, 128, 254, 256, 300], 3, 256),
+    _write("stacked", [5, 120, 390], 130, 400, heads=1, stack=(3, 1), dtype="bfloat16"),
+    _write("qwen3_4b_64x8", [n - 8 for n in _spread(64, 2048)], 8, 2048, heads=8, size=128, stack=(4, 2), dtype="bfloat16", large=True),
 )
 BLOCK = (
     _block("contexts", [0, 1, 127, 128, 129], 160, keep=[True, True, True, False, True]),

@@ -108,3 +108,47 @@ def _kernel(span, begin, first, row, base, low, count, layer, reach, q_ref, k_re
   def _():
     for h in range(heads):
       o_ref[0, h] = (acc_ref[h] / jnp.maximum(l_ref[h][:, :1], jnp.finfo(jnp.float32).tiny)).astype(o_ref.dtype)
+
+
+def write(buffer: Float["Y B K H S"], new: Float["B K H T"], start: Int["B"], layer: Int[""], *, axis: int, interpret=False) -> Float["Y B K H S"]:
+  """The buffer with `new` at positions start … of each slot, in place; what falls beyond its end is dropped. axis: that of the
+  positions in the buffer, 4 for keys, 3 for values. XLA's scatter would want another order of axes in memory than `attend`, and
+  the buffer would be copied whole from one to the other, every layer."""
+  unit = 128 if axis == 4 else 32 // buffer.dtype.itemsize  # Positions that are read and written back at once.
+  count = new.shape[axis - 1]
+  chunks = -(-count // unit)
+  new = jnp.pad(new.astype(buffer.dtype), [(0, chunks * unit - count if a == axis - 1 else 0) for a in range(4)])
+  block = [unit if a == axis else buffer.shape[a] for a in (2, 3, 4)]
+  last = -(-buffer.shape[axis] // unit) - 1
+
+  def tile(b, j, start):
+    return jnp.minimum(jnp.minimum(start[b] // unit + j, (start[b] + count - 1) // unit), last)
+
+  place = lambda at: (0, 0, at) if axis == 4 else (0, at, 0)
+  held = pl.BlockSpec((1, 1, *block), lambda b, j, start, layer: (layer[0], b, *place(tile(b, j, start))))
+  chunk = lambda back: pl.BlockSpec((1, *block), lambda b, j, *_: (b, *place(jnp.clip(j - back, 0, chunks - 1))))
+  fresh = [chunk(0)] if chunks == 1 else [chunk(0), chunk(1)]
+  return pl.pallas_call(
+      functools.partial(_write_kernel, tile=tile, unit=unit, count=count, axis=axis - 3),
+      grid_spec=pltpu.PrefetchScalarGridSpec(
+          num_scalar_prefetch=2, grid=(buffer.shape[1], (unit + count - 2) // unit + 1), in_specs=[held, *fresh], out_specs=held),
+      out_shape=jax.ShapeDtypeStruct(buffer.shape, buffer.dtype), input_output_aliases={2: 0},
+      compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+      interpret=interpret)(start.astype(jnp.int32), jnp.reshape(layer, (1,)).astype(jnp.int32), buffer, *[new] * len(fresh))
+
+
+def _write_kernel(start, layer, held, *refs, tile, unit, count, axis):
+  del layer
+  *fresh, out = refs
+  b, j = pl.program_id(0), pl.program_id(1)
+  at = tile(b, j, start)
+
+  @pl.when((j == 0) | (at == start[b] // unit + j))  # Otherwise the tile of the step before is still here.
+  def _():
+    lane = jax.lax.broadcasted_iota(jnp.int32, held.shape[3:], axis)
+    token = at * unit + lane - start[b]
+    shift = jax.lax.rem(start[b], unit)
+    for h in range(held.shape[2]):
+      rolled = [pltpu.roll(x[0, h].astype(jnp.float32), shift, axis) for x in fresh]  # Rotation is for 32 bits.
+      new = rolled[0] if len(rolled) == 1 else jnp.where(lane >= shift, *rolled)
+      out[0, 0, h] = jnp.where((token >= 0) & (token < count), new.astype(out.dtype), held[0, 0, h])

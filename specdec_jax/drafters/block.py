@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from specdec_jax.config import DrafterConfig
 from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal, best_logit, proposal
 from specdec_jax.drafters.heads import BiasHead, ConfidenceHead, DynamicConv, SelectorHead, top_candidates
-from specdec_jax.kernels import block_attention, default_implementation
+from specdec_jax.kernels import block_attention, default_implementation, write_rows
 from specdec_jax.models.cache import Cache, as_keys, as_values, init_cache, write_layer
 from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, masked_softmax, rotary_angles
 from specdec_jax.sampling import Role, Sampling, adjusted, next_token, real_logits
@@ -217,6 +217,10 @@ class BlockDrafter(FromConfig):
   def network(self) -> BlockNetwork:
     return BlockNetwork(self.config, self.transposed, self.confidence_trains, self.kernels)
 
+  @property
+  def _plain(self) -> bool:
+    return (self.kernels or default_implementation()) == "reference"
+
   def init_params(self, key):
     """Fresh parameters."""
     c, m = self.config, self.config.model
@@ -234,7 +238,10 @@ class BlockDrafter(FromConfig):
     del tokens  # The features of a position already hold its token.
     rows = self.network.apply({"params": params}, features, positions, method="context")
     start = positions[:, 0]
-    written = [write_layer(keys, values, k, v, start) for keys, values, (k, v) in zip(state.keys, state.values, rows)]
+    write = write_layer
+    if not self._plain:
+      write = lambda keys, values, k, v, start: write_rows(keys=keys, values=values, k=k, v=v, start=start, implementation=self.kernels)
+    written = [write(keys, values, k, v, start) for keys, values, (k, v) in zip(state.keys, state.values, rows)]
     return Cache(*map(tuple, zip(*written)), start + valid)
 
   def propose(self, params, state: Cache, anchor, position, keys, sampling: Sampling) -> Proposal:
@@ -243,7 +250,7 @@ class BlockDrafter(FromConfig):
     apply = lambda *args, method: self.network.apply({"params": params}, *args, method=method)
     positions = position[:, None, None] + jnp.arange(c.block)
     visible = state.lengths[:, None]
-    if (self.kernels or default_implementation()) == "reference":
+    if self._plain:
       visible = jnp.arange(state.capacity) < visible[..., None]
     context = [(k.astype(self.dtype), v.astype(self.dtype)) for k, v in zip(state.keys, state.values)]
     rows = jnp.arange(state.capacity)[None]

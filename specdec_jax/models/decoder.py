@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.config import ModelConfig
-from specdec_jax.kernels import default_implementation, ragged_verify
+from specdec_jax.kernels import default_implementation, ragged_verify, write_rows
 from specdec_jax.models import cache as cache_lib
 from specdec_jax.models.cache import Cache
 from specdec_jax.models.layers import Head, Layer, RMSNorm, attend, project_vocab, rotary_angles
@@ -86,7 +86,8 @@ class Decoder(nn.Module):
 
       def mix(attention, h):
         q, (k, v) = attention.queries(h, angles), attention.keys_values(h, angles)
-        computed = q, v
+        if buffers is not None and (self.kernels or default_implementation()) != "reference":
+          return self._attend_cached(q, k, v, buffers, index, start, window, rows, reach)
         if rows is not None:
           q, k, v = map(rows.pad, (q, k, v))
         if buffers is None:
@@ -96,8 +97,6 @@ class Decoder(nn.Module):
         else:
           new = cache_lib.write_stacked(*buffers, index, k, v, start)
           held = tuple(jax.lax.dynamic_index_in_dim(b, index, keepdims=False) for b in new)
-        if buffers is not None and (self.kernels or default_implementation()) != "reference":
-          return self._attend_cached(*computed, new, index, start, tokens.shape[1], window, rows, reach), new
         if buffers is not None:
           held = held[0][..., :reach], held[1][..., :reach, :]
         out = attend(q, *(r.astype(h.dtype) for r in held), seen)
@@ -124,13 +123,16 @@ class Decoder(nn.Module):
     cache = cache.replace(keys=buffers[0], values=buffers[1]) if cache is not None else None
     return self.final_norm(x), stack, cache
 
-  def _attend_cached(self, q, v, buffers, layer, start, width: int, window, rows: Rows | None, reach: int | None):
-    """What `mix` does with a written cache, by the kernel, which reads the stacked buffers in place and only the rows that are seen."""
+  def _attend_cached(self, q, k, v, buffers, layer, start, window, rows: Rows | None, reach: int | None):
+    """What `mix` does with a cache, by kernels: they write and read stacked buffers in place, and only the rows that are seen."""
+    whole = (lambda x: x) if rows is None else rows.pad
     at = {} if rows is None else {"slot": rows.slot, "offset": rows.offset}
+    common = {"start": start, "layer": layer, "implementation": self.kernels}
+    keys, values = write_rows(keys=buffers[0], values=buffers[1], k=whole(k), v=whole(v), **common)
     out = ragged_verify(
-        q=q.reshape(-1, *q.shape[2:]), start=start, keys=buffers[0], values=buffers[1], width=width, window=window, layer=layer, reach=reach,
-        implementation=self.kernels, **at).reshape(q.shape)
-    return jnp.where(jnp.isfinite(v).all((2, 3))[..., None, None, None], out, jnp.nan)
+        q=q.reshape(-1, *q.shape[2:]), keys=keys, values=values, width=whole(k).shape[1], window=window, reach=reach, **at, **common)
+    out = out.reshape(q.shape)
+    return jnp.where(jnp.isfinite(v).all((2, 3))[..., None, None, None], out, jnp.nan), (keys, values)
 
   def _scan(self, run, x, buffers, taps: Sequence[int], tapped):
     """All layers; adds the outputs of `taps` to `tapped`. The cache is the carry, so it is updated in place and never copied
