@@ -26,7 +26,7 @@ def ragged_verify(
   may be read, all where None; none behind a slot's last position is. scale: of the scores, 1/√H where None. Raises ValueError for shapes that do not fit or an unknown implementation.
   """
   stack = () if layer is None else keys.shape[:1]
-  batch, columns = len(start), keys.shape[-1]
+  batch, columns = len(start), values.shape[-2]
   heads, groups, size = q.shape[1:]
   _expect("ragged_verify", keys=(keys, (*stack, batch, heads, size, columns)), values=(values, (*stack, batch, heads, columns, size)))
   if (slot is None) != (offset is None):
@@ -68,7 +68,7 @@ def block_attention(
   implementation.
   """
   batch, blocks, slots, heads, groups, size = q.shape
-  columns, own = keys.shape[-1], (batch, blocks, slots, heads, size)
+  columns, own = values.shape[-2], (batch, blocks, slots, heads, size)
   _expect("block_attention", keys=(keys, (batch, heads, size, columns)), values=(values, (batch, heads, columns, size)), k=(k, own), v=(v, own),
           **{name: (x, (batch, blocks)) for name, x in {"low": low, "high": high, "keep": keep}.items() if x is not None})
   chosen = choose("block_attention", implementation, functools.partial(_unsupported, q, keys, slots=slots))
@@ -90,7 +90,7 @@ def write_rows(
   unknown implementation."""
   stack = () if layer is None else keys.shape[:1]
   batch, _, heads, size = k.shape
-  columns = keys.shape[-1]
+  columns = values.shape[-2]
   _expect("write_rows", keys=(keys, (*stack, batch, heads, size, columns)), values=(values, (*stack, batch, heads, columns, size)), v=(v, k.shape),
           start=(start, (batch,)))
   chosen = choose("write_rows", implementation, lambda platform: _unsupported(k, keys, platform))
