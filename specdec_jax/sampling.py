@@ -63,6 +63,11 @@ class Sampling:
     """Whether every row is known at compile time to be greedy."""
     return self.temperature is None
 
+  @property
+  def plain(self) -> bool:
+    """Whether nothing but a temperature shapes the distributions."""
+    return all(x is None for x in (self.top_k, self.top_p, self.min_p, self.bias, self.counts))
+
   def position_keys(self, first: Int["B"], count: int) -> Key["B L"]:
     """One key for each of the output positions first … first+count-1 of every request."""
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)))
@@ -284,11 +289,18 @@ def sound(p: Float["B V"]) -> Bool["B"]:
   return ~malformed(p) & (p.sum(-1) > 0)
 
 
+def role_keys(keys: Key["B T"], role: Role | Int["B T"]) -> Key["B T"]:
+  """The keys of draws in a role."""
+  fold = jax.random.fold_in
+  for _ in keys.shape:
+    fold = jax.vmap(fold)
+  return fold(keys, jnp.broadcast_to(jnp.asarray(role, jnp.int32), keys.shape))
+
+
 def draw(keys: Key["B"], p: Float["B V"], role: Role | Int["B"]) -> Int["B"]:
   """One token from each row of p (any positive scale), by the Gumbel maximum, with the key of `role`; -1 from a row that is
   not `sound`."""
-  roles = jnp.broadcast_to(jnp.asarray(role, jnp.int32), keys.shape)
-  keys = jax.vmap(jax.random.fold_in)(keys, roles)
+  keys = role_keys(keys, role)
   p = p.astype(jnp.float32)  # In fewer bits the noise has ties, which go to the lower ids.
   return jnp.where(sound(p), jax.vmap(jax.random.categorical)(keys, jnp.log(p)).astype(jnp.int32), -1)
 

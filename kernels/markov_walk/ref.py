@@ -70,6 +70,7 @@ def markov_walk(
 
 def extremes(logits: Float["B V"]) -> tuple[Float["B"], Float["B"]]:
   """The largest logit and the log-sum-exp of a row; both NaN where one is NaN or +∞, both −∞ where all are."""
-  best = logits.max(-1)
-  best = jnp.where(best == jnp.inf, jnp.nan, best)
-  return best, best + jnp.log(jnp.exp(logits - jnp.where(best == -jnp.inf, 0.0, best)[:, None]).sum(-1))
+  best = logits.max(-1)  # XLA's wide maximum on CPU loses NaN, its sum does not.
+  total = jnp.exp(logits - jnp.where(best == -jnp.inf, 0.0, best)[:, None]).sum(-1)
+  best = jnp.where(jnp.isnan(total), jnp.nan, best)
+  return best, best + jnp.log(total)

@@ -28,7 +28,11 @@ def best_logit(logits: Float["B V"], sampling: Sampling, ids: Int["B C"] | None 
   """The logit of the probability of the best token of a slot: a proxy for a trained confidence. It knows the drafts before the
   slot and not the slot's own, which the probability of the drawn token itself would (and is not lossless to schedule by)."""
   adjust = adjusted(logits, sampling, ids)
-  log_p = adjust.max(-1) - jax.nn.logsumexp(adjust, -1)
+  return logit(adjust.max(-1) - jax.nn.logsumexp(adjust, -1))
+
+
+def logit(log_p: Float["B"]) -> Float["B"]:
+  """The logit, from -30 to 30, of the probability whose logarithm is log_p."""
   return jnp.clip(log_p - jnp.log(-jnp.expm1(jnp.minimum(log_p, -1e-7))), -30.0, 30.0)
 
 

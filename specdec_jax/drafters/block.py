@@ -9,13 +9,17 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.config import DrafterConfig
-from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal, best_logit, proposal
+from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal, best_logit, logit, proposal
 from specdec_jax.drafters.heads import BiasHead, ConfidenceHead, DynamicConv, SelectorHead, top_candidates
 from specdec_jax.kernels import block_attention, default_implementation, write_rows
+from specdec_jax.kernels.markov_walk import implementation_for, markov_walk
 from specdec_jax.models.cache import Cache, as_keys, as_values, init_cache, write_layer
 from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, masked_softmax, rotary_angles
-from specdec_jax.sampling import Role, Sampling, adjusted, next_token, real_logits
+from specdec_jax.sampling import GREEDY_BELOW, Role, Sampling, adjusted, next_token, real_logits, role_keys
 from specdec_jax.typing import Bool, Float, Int
+from specdec_jax.verify import SparseDistribution
+
+BIASED = ("markov", "gated", "rnn")  # the kinds of BiasHead
 
 
 @flax.struct.dataclass
@@ -153,10 +157,14 @@ class BlockNetwork(nn.Module):
     """One slot after `previous`: (head state, logits [B,V] with the bias, confidence); base: the head's logits."""
     embedded = self.embed_previous(previous)
     logits = base
-    if self.config.head in ("markov", "gated", "rnn"):
+    if self.config.head in BIASED:
       state, features = self.markov.step(state, embedded, hidden)
       logits = base + self.markov.bias(features)
     return state, logits, self.score_confidence(hidden, embedded)
+
+  def walk_inputs(self, hidden: Float["B L D"]):
+    """What the walk of a bias head needs besides base logits: see `BiasHead.walk_inputs`."""
+    return self.markov.walk_inputs(hidden)
 
   def select(self, hidden: Float["B L D"], embedded: Float["B L R"], ids: Int["B L C"], unary: Float["B L C"]) -> Float["B L C"]:
     """The path selector's scores of candidates."""
@@ -167,7 +175,7 @@ class BlockNetwork(nn.Module):
     context = [(as_keys(k), as_values(v)) for k, v in self.context(batch.features, batch.positions)]
     hidden = self.hidden(context, batch.positions, batch.tokens[..., 0], batch.block_positions, batch.visible, batch.keep)
     embedded, rows = self.embed_previous(batch.tokens), hidden
-    if self.config.head in ("markov", "gated", "rnn"):
+    if self.config.head in BIASED:
       rows = jnp.concatenate([hidden, self.markov.steps(embedded, hidden)], -1)
     return DraftOutputs(hidden, rows, embedded, self.score_confidence(hidden, embedded))
 
@@ -262,6 +270,11 @@ class BlockDrafter(FromConfig):
   def _walk(self, apply, hidden, base, anchor, keys, sampling: Sampling) -> Proposal:
     """Token by token, each from the logits biased by those before it."""
     batch = anchor.shape[0]
+    if self.config.head in BIASED and sampling.plain:
+      head, keys_if_drawn = apply(hidden, method="walk_inputs"), None if sampling.greedy else keys
+      implementation = implementation_for(self.kernels, batch, head["table"], keys_if_drawn)
+      if implementation != "reference":
+        return self._walk_at_once(apply, head | {"implementation": implementation}, hidden, base, anchor, keys, sampling)
 
     def slot(carry, inputs):
       previous, state, sampling = carry
@@ -274,6 +287,22 @@ class BlockDrafter(FromConfig):
     first = (anchor, jnp.zeros((batch, self.config.rank if self.config.head == "rnn" else 0)), sampling)
     _, (drafts, q, confidence) = jax.lax.scan(slot, first, (hidden.swapaxes(0, 1), base.swapaxes(0, 1), keys.swapaxes(0, 1)))
     return proposal(drafts, None, q, confidence, sampling)
+
+  def _walk_at_once(self, apply, head, hidden, base, anchor, keys, sampling: Sampling) -> Proposal:
+    """The same in one operation (`kernels.markov_walk`), from the same noise, for what nothing but a temperature shapes."""
+    drawn = {} if sampling.greedy else {"temperature": sampling.temperature, "keys": role_keys(keys, Role.DRAFT)}
+    walk = markov_walk(anchor=anchor, base=base, **drawn, **head)
+    before = jnp.concatenate([anchor[:, None], walk.drafts[:, :-1]], 1)
+    confidence = apply(hidden, apply(before, method="embed_previous"), method="score_confidence")
+    confidence = logit(walk.best - walk.lse) if confidence is None else confidence
+    none = walk.best == -jnp.inf
+    if sampling.greedy:
+      chance = jnp.where(none, 0.0, jnp.where(jnp.isfinite(walk.best), 1.0, jnp.nan))
+      return Proposal(walk.drafts, SparseDistribution(walk.drafts[..., None], chance[..., None]), confidence)
+    one = jnp.where(jnp.isfinite(walk.best)[..., None], jax.nn.one_hot(walk.drafts, base.shape[-1]), jnp.nan)
+    cold = (sampling.temperature < GREEDY_BELOW)[:, None, None]
+    q = jnp.where(cold, one, jnp.exp(walk.scaled - walk.norm[..., None]))
+    return Proposal(walk.drafts, jnp.where(none[..., None], 0.0, q), confidence)
 
   def _select_path(self, apply, hidden, base, anchor, keys, sampling: Sampling) -> Proposal:
     """A walk over each slot's candidates: argmax of the scores, or a draw from their softmax, which is the exact sparse q."""

@@ -59,6 +59,21 @@ class BiasHead(nn.Module):
       out.append(y)
     return jnp.stack(out, -2)
 
+  def walk_inputs(self, hidden: Float["B L D"]):
+    """Arguments of `kernels.markov_walk` in the dtype of `hidden`; the projection is split into what the hidden states give, for
+    all slots at once, and what the slot before gives."""
+    cast = lambda x: x.astype(hidden.dtype)
+    inputs = {"kind": self.kind, "previous": cast(self.previous), "table": cast(self.table)}
+    if self.kind == "markov":
+      return inputs
+    parameters = (self.gate if self.kind == "gated" else self.joint).variables["params"]
+    kernel = cast(jnp.moveaxis(parameters["kernel"], -1, 0) if self.transposed else parameters["kernel"])
+    kernel = kernel.reshape(kernel.shape[0], -1)
+    split = self.width if self.kind == "gated" else 2 * self.rank
+    of_hidden, weights = (kernel[:split], kernel[split:]) if self.kind == "gated" else (kernel[split:], kernel[:split])
+    projected = jnp.dot(hidden, of_hidden, preferred_element_type=jnp.float32) + parameters["bias"].reshape(-1).astype(jnp.float32)
+    return inputs | {"projected": projected, "weights": weights}
+
   def bias(self, features: Float["B L R"]) -> Float["B L V"]:
     return project_vocab(features, self.table, self.transposed)
 
