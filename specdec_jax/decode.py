@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import verify
+from specdec_jax import sharding, verify
 from specdec_jax.drafters.base import Drafter, DraftModel, Proposal
 from specdec_jax.models.cache import Cache
 from specdec_jax.models.decoder import Decoder
@@ -151,7 +151,8 @@ def read(
   if method.drafter:
     positions = start[:, None] + jnp.arange(tokens.shape[1])
     state = state.replace(drafter=method.drafter.extend(drafter_params, state.drafter, taps, tokens, positions, lengths))
-  return state.replace(cache=cache.replace(lengths=start + lengths), finish=jnp.where(sound, state.finish, TARGET_FAULT)), last
+  state = state.replace(cache=cache.replace(lengths=start + lengths), finish=jnp.where(sound, state.finish, TARGET_FAULT))
+  return sharding.constrain_state(state), sharding.constrain_whole(last)
 
 
 def first_token(
@@ -165,7 +166,8 @@ def first_token(
   count, finish = cut(first[:, None], (first >= 0).astype(jnp.int32), state.emitted, limits)
   none, finish = jnp.zeros_like(count), jnp.where(first < 0, TARGET_FAULT, finish)
   output = RoundOutput(state.emitted, first[:, None], count, none, none, none > 0, finish, _logprobs(method, logits, first[:, None], sampling.vocab))
-  return _emit(state, output, sampling).replace(anchor=jnp.maximum(first, 0)), output
+  state = _emit(state, output, sampling).replace(anchor=jnp.maximum(first, 0))
+  return sharding.constrain_state(state), sharding.constrain_whole(output)
 
 
 def _logprobs(method: Method, logits: Float["B L V"], tokens: Int["B L"], vocab: int) -> Float["B L"] | None:
@@ -230,7 +232,7 @@ def verify_draft(
   logits = method.decoder.apply({"params": params}, hidden, method="logits")
   if rows is not None:
     logits, taps = rows.pad(logits), rows.pad(taps)
-  return Verified(logits, taps, cache)
+  return Verified(logits, taps, sharding.constrain_state({"cache": cache})["cache"])
 
 
 def commit(
@@ -258,9 +260,9 @@ def commit(
   output = RoundOutput(
       state.emitted, tokens, count, made.lengths, jnp.minimum(verdict.accepted, count), running, jnp.where(running, finish, state.finish),
       _logprobs(method, verified.logits, tokens, sampling.vocab))
-  return _emit(state, output, sampling).replace(
-      cache=verified.cache.replace(lengths=position + fed_rows),
-      anchor=jnp.where(running, jnp.maximum(verdict.next_token, 0), state.anchor)), output
+  state = _emit(state, output, sampling).replace(
+      cache=verified.cache.replace(lengths=position + fed_rows), anchor=jnp.where(running, jnp.maximum(verdict.next_token, 0), state.anchor))
+  return sharding.constrain_state(state), sharding.constrain_whole(output)
 
 
 def append(transcript: Transcript, output: RoundOutput, proposal: Proposal | None) -> Transcript:
@@ -319,6 +321,7 @@ def _schedule(method: Method, proposal: Proposal, running: Bool["B"], most: Int[
   return jnp.clip(lengths, 0, full)
 
 
+_empty = jax.jit(lambda *settings: sharding.constrain_state(init_state(*settings)), static_argnums=(0, 1, 2, 3))
 _prefill = jax.jit(prefill, static_argnums=0, donate_argnums=3)
 _append = jax.jit(append, donate_argnums=0)
 
@@ -424,11 +427,23 @@ def generate(
   stop_tokens, stop_texts = stops_of(target, stop, ignore_eos)
   stops = np.tile(stop_tokens, (batch, 1))
   limits = Limits(*(None if x is None else jnp.asarray(x, jnp.int32) for x in (caps, stops, drafts)))
-  state = init_state(method, batch, room(tokens.shape[1], int(caps.max()), method.draft_length), target.dtype).replace(counts=sampling.counts)
+  size = round_up(batch, sharding.ways(target.mesh))
+  if size > batch:  # Slots that the mesh needs besides idle behind one token.
+    rows = np.minimum(np.arange(size), batch - 1)
+    tokens, lengths, sampling, limits = jax.tree.map(lambda x: x[rows], (tokens, lengths, sampling, limits))
+    limits = limits.replace(caps=jnp.where(np.arange(size) < batch, limits.caps, 1))
+  with sharding.use(target.mesh):
+    return _generate(method, target, drafter.params if drafter else None, tokens, lengths, sampling, limits, int(caps.max()), stop_texts, errors)
+
+
+def _generate(method: Method, target: Target, weights, tokens, lengths, sampling: Sampling, limits: Limits, cap: int, stop_texts, errors) -> list[Completion]:
+  """`generate` behind its checks; every process of a mesh calls it with the same."""
+  size = len(tokens)
+  empty = init_state if target.mesh is None else _empty
+  state = empty(method, size, room(tokens.shape[1], cap, method.draft_length), target.dtype).replace(counts=sampling.counts)
   sampling = sampling.replace(counts=None)  # From here on the state's.
-  weights = drafter.params if drafter else None
   state, output = _prefill(method, target.params, weights, state, jnp.asarray(tokens), jnp.asarray(lengths, jnp.int32), sampling, limits)
-  transcript = _append(init_transcript(method, batch, int(caps.max())), output, None)
+  transcript = _append(init_transcript(method, size, cap), output, None)
   run = functools.partial(_decode, method, target.params, weights, sampling=sampling, limits=limits)
   if not stop_texts:
     return _completions(target, *run(state, transcript, most=jnp.int32(2**31 - 1)), errors)
@@ -436,16 +451,16 @@ def generate(
   while True:
     state, transcript = run(state, transcript, most=jnp.int32(STOP_TEXT_ROUNDS))
     ends |= find_stop_texts(target, transcript, state.emitted, stop_texts, ends)
-    ended = np.isin(np.arange(batch), list(ends))
+    ended = np.isin(np.arange(size), list(ends))
     state = state.replace(finish=jnp.where(ended, STOP, state.finish))
-    if not (state.finish == RUNNING).any():
+    if not (sharding.fetch(state.finish, target.mesh) == RUNNING).any():
       return _completions(target, state, transcript, errors, ends)
 
 
 def find_stop_texts(target: Target, transcript: Transcript, emitted: Int["B"], texts: Sequence[str], known) -> dict[int, tuple[int, str]]:
   """`find_stop_text` of every request that is not `known` to hold one and does."""
   out = {}
-  tokens, emitted = jax.device_get((transcript.tokens, emitted))
+  tokens, emitted = sharding.fetch((transcript.tokens, emitted), target.mesh)
   for i, (row, n) in enumerate(zip(tokens, emitted)):
     found = None if i in known else find_stop_text(target, row[:n].tolist(), texts)
     if found:
@@ -579,7 +594,7 @@ def init_transcript(method: Method, batch: int, cap: int) -> Transcript:
 
 
 def _completions(target: Target, state: DecodeState, transcript: Transcript, errors, ends=None) -> list[Completion]:
-  host, emitted, finish_codes = jax.device_get((transcript, state.emitted, state.finish))
+  host, emitted, finish_codes = sharding.fetch((transcript, state.emitted, state.finish), target.mesh)
   out = []
   for i, error in enumerate(errors):
     if error is not None:

@@ -14,8 +14,9 @@ from specdec_jax.drafters.heads import BiasHead, ConfidenceHead, DynamicConv, Se
 from specdec_jax.kernels import block_attention, default_implementation, write_rows
 from specdec_jax.kernels.markov_walk import implementation_for, markov_walk
 from specdec_jax.models.cache import Cache, as_keys, as_values, init_cache, write_layer
-from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, masked_softmax, rotary_angles
+from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, embed, masked_softmax, rotary_angles
 from specdec_jax.sampling import GREEDY_BELOW, Role, Sampling, adjusted, next_token, real_logits, role_keys
+from specdec_jax.sharding import constrain_rows
 from specdec_jax.typing import Bool, Float, Int
 from specdec_jax.verify import SparseDistribution
 
@@ -95,7 +96,7 @@ class BlockNetwork(nn.Module):
 
   def fused(self, features: Float["B T M D"]) -> Float["B T D"]:
     """H_ctx = RMSNorm(W_c [taps]), what every layer reads as context [DFlash]."""
-    return self.fuse_norm(self.fuse(features.reshape(*features.shape[:-2], -1)))
+    return constrain_rows(self.fuse_norm(self.fuse(features.reshape(*features.shape[:-2], -1))))
 
   def context(self, features: Float["B T M D"], positions: Int["B T"]) -> list[tuple[Float["B T K H"], Float["B T K H"]]]:
     """Keys and values of context rows, for every layer."""
@@ -112,7 +113,8 @@ class BlockNetwork(nn.Module):
     c, m = self.config, self.config.model
     batch, blocks, slots = positions.shape
     first = (jnp.arange(slots) == 0) & keep[..., None]
-    x = jnp.take(self.embedding, jnp.where(first, anchors[..., None], c.mask_id), axis=0, mode="clip").reshape(batch, blocks * slots, -1)
+    x = embed(self.embedding, jnp.where(first, anchors[..., None], c.mask_id)).reshape(batch, blocks * slots, -1)
+    x = constrain_rows(x)
     angles = rotary_angles(m.rotary, positions.reshape(batch, -1))
     for layer, (keys, values), window in zip(self.layers, context, m.windows):
       near = True if window is None else positions[..., None] - context_positions[:, None, None] < window
@@ -128,7 +130,7 @@ class BlockNetwork(nn.Module):
           out = attend_block(q, keys, values, visible[:, :, None] & near & keep[..., None, None], k, v, keep)
         return out.reshape(batch, blocks * slots, *out.shape[3:]), None
 
-      x, _ = layer(x, mix)
+      x = constrain_rows(layer(x, mix)[0])
     return self.final_norm(x).reshape(batch, blocks, slots, -1)
 
   def hidden(self, *inputs) -> Float["B A L D"]:

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.kernels import dynamic_conv
-from specdec_jax.models.layers import Projection, project_vocab
+from specdec_jax.models.layers import Projection, embed, project_vocab
 from specdec_jax.typing import Float, Int
 
 
@@ -32,7 +32,7 @@ class BiasHead(nn.Module):
 
   def embed(self, tokens: Int["B L"]) -> Float["B L R"]:
     """W₁[x], also a feature of the confidence head."""
-    return jnp.take(self.previous, tokens, axis=0, mode="clip")
+    return embed(self.previous, tokens)
 
   def init_state(self, *batch: int) -> Float["B R"]:
     """The state before the first slot; empty where the head has none."""
@@ -93,11 +93,11 @@ class SelectorHead(nn.Module):
 
   def embed(self, tokens: Int["B L"]) -> Float["B L R"]:
     """A(a), also a feature of a confidence head."""
-    return jnp.take(self.predecessor, tokens, axis=0, mode="clip")
+    return embed(self.predecessor, tokens)
 
   def scores(self, embedded: Float["B L R"], hidden: Float["B L D"], ids: Int["B L C"], unary: Float["B L C"]) -> Float["B L C"]:
     """S(a, b) of the candidates `ids` with logits `unary`, for predecessors embedded as A(a)."""
-    after = jnp.take(self.successor, ids, axis=0, mode="clip")
+    after = embed(self.successor, ids)
     pair = jnp.einsum("...r,...cr->...c", embedded * self.gate(hidden), after, preferred_element_type=jnp.float32)
     return unary + pair
 

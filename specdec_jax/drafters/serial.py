@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from specdec_jax.config import SerialConfig
 from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal, best_logit, proposal
 from specdec_jax.models.cache import Cache, init_cache, write_layer
-from specdec_jax.models.layers import MLP, Attention, Head, Projection, RMSNorm, attend, masked_softmax, rotary_angles
+from specdec_jax.models.layers import MLP, Attention, Head, Projection, RMSNorm, attend, embed, masked_softmax, rotary_angles
 from specdec_jax.sampling import Role, Sampling, next_token
+from specdec_jax.sharding import constrain_rows
 from specdec_jax.typing import Bool, Float, Int
 
 
@@ -73,7 +74,7 @@ class SerialNetwork(nn.Module):
 
   def pair(self, hidden: Float["B T D"], tokens: Int["B T"]) -> tuple[Float["B T D"], Float["B T D"]]:
     """(residual, attention input) of features, or the layer's own outputs, joined with the tokens after them."""
-    e = self.embedding_norm(jnp.take(self.embedding, tokens, axis=0, mode="clip").astype(hidden.dtype))
+    e = constrain_rows(self.embedding_norm(embed(self.embedding, tokens).astype(hidden.dtype)))
     if self.config.kind == "eagle3":
       return hidden, jnp.concatenate([e, self.hidden_norm(hidden)], -1)
     x = self.fuse(jnp.concatenate([self.hidden_norm(hidden), e], -1))
@@ -91,7 +92,7 @@ class SerialNetwork(nn.Module):
   def finish(self, x, attended) -> Float["B T D"]:
     """The layer's output, which is also the next step's hidden state."""
     x = x + self.attention.output(attended)
-    return x + self.mlp(self.mlp_norm(x))
+    return constrain_rows(x + self.mlp(self.mlp_norm(x)))
 
   def rows(self, hidden: Float["B T D"]) -> Float["B T D"]:
     """What the head reads."""

@@ -10,8 +10,9 @@ from specdec_jax.config import ModelConfig
 from specdec_jax.kernels import default_implementation, ragged_verify, write_rows
 from specdec_jax.models import cache as cache_lib
 from specdec_jax.models.cache import Cache
-from specdec_jax.models.layers import Head, Layer, RMSNorm, attend, project_vocab, rotary_angles
+from specdec_jax.models.layers import Head, Layer, RMSNorm, attend, embed, project_vocab, rotary_angles
 from specdec_jax.models.rows import Rows
+from specdec_jax.sharding import constrain_rows
 from specdec_jax.typing import Bool, Float, Int
 
 
@@ -77,7 +78,8 @@ class Decoder(nn.Module):
     positions, visible = _cached_view(tokens, cache, reach) if cache is not None else packed_view(tokens, segments)
     angles = rotary_angles(c.rotary, positions if rows is None else rows.flat(positions))
     key_positions = jnp.arange(visible.shape[-1])[None, None] if cache is not None else positions[:, None, :]
-    x = jnp.take(self.embedding, tokens if rows is None else rows.flat(tokens), axis=0, mode="clip")
+    x = embed(self.embedding, tokens if rows is None else rows.flat(tokens))
+    x = constrain_rows(x, rows is not None)
     buffers = (cache.keys, cache.values) if cache is not None else None
 
     def run(params, x, buffers, index, window):
@@ -104,7 +106,8 @@ class Decoder(nn.Module):
           out = jnp.where(jnp.isfinite(v).all((2, 3))[..., None, None, None], out, jnp.nan)
         return out if rows is None else rows.flat(out), new
 
-      return self._layer().apply({"params": params}, x, mix)
+      x, new = self._layer().apply({"params": params}, x, mix)
+      return constrain_rows(x, rows is not None), new
 
     tapped = {-1: x}
     if self.stacked:

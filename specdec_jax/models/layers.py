@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.config import ModelConfig, Rotary
+from specdec_jax.sharding import constrain
 from specdec_jax.typing import Bool, Float, Int
 
 _ACTIVATIONS = {
@@ -48,7 +49,7 @@ class Projection(nn.Module):
     if self.transposed:
       y = output_major(kernel.reshape(-1, self.inputs), rows)
     else:
-      y = rows @ kernel.reshape(self.inputs, -1)
+      y = jax.lax.dot_general(rows, kernel, (((1,), (0,)), ((), ())))  # Output axes stay apart, so that a mesh may split any of them.
     y = y.reshape(*x.shape[:-1], *self.features)
     if self.bias:
       y = y + self.param("bias", nn.initializers.zeros, self.features).astype(x.dtype)
@@ -62,6 +63,11 @@ def output_major(kernel: Float["F D"], rows: Float["N D"], dtype=None) -> Float[
     return jax.lax.dot_general(rows, kernel, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
   y = jax.lax.dot_general(kernel, rows, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
   return jax.lax.optimization_barrier(y).T
+
+
+def embed(table: Float["V D"], tokens: Int["B T"]) -> Float["B T D"]:
+  """Rows of an embedding table, split by vocabulary alone while they are looked up; ids beyond it give its ends."""
+  return jnp.take(constrain(table, "tensor", None), tokens, axis=0, mode="clip")
 
 
 def rotary_angles(rotary: Rotary, positions: Int["B T"]) -> tuple[Float["B T 1 H"], Float["B T 1 H"]]:

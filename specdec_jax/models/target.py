@@ -7,7 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from specdec_jax import sharding
 from specdec_jax.config import ModelConfig
 from specdec_jax.data.tokenizer import Tokenizer
 from specdec_jax.models.cache import Cache
@@ -25,7 +27,7 @@ class TargetOutput:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Target:
-  """A frozen target. `params` is the tree of `decoder`; `hash` identifies the weights."""
+  """A frozen target. `params` is the tree of `decoder`; `hash` identifies the weights; mesh: that they lie on, if any."""
 
   name: str
   config: ModelConfig
@@ -34,6 +36,7 @@ class Target:
   tokenizer: Tokenizer | None
   hash: str
   dtype: str
+  mesh: Mesh | None = None
 
   @property
   def vocab(self) -> int:
@@ -50,7 +53,8 @@ class Target:
     segments = None if mask is None else jnp.asarray(mask, jnp.int32)
     if segments is not None and segments.shape != tokens.shape:
       raise ValueError(f"mask has shape {segments.shape}, tokens {tokens.shape}")
-    return TargetOutput(*_forward(self.decoder, tuple(taps), self.params, tokens, segments))
+    with sharding.use(self.mesh):
+      return TargetOutput(*_forward(self.decoder, tuple(taps), self.params, tokens, segments))
 
   def check_tokens(self, tokens) -> Int["B T"]:
     """`tokens` as int32 [B,T]; raises ValueError for another rank, no tokens, or an id outside the vocabulary."""

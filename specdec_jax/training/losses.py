@@ -1,16 +1,20 @@
 """Losses, in float32, as sums over counted terms divided last."""
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec as P
 
 from specdec_jax.drafters.base import DraftOutputs
 from specdec_jax.drafters.serial import SerialBatch
 from specdec_jax.models.decoder import Decoder
 from specdec_jax.models.layers import project_vocab
+from specdec_jax.sharding import AXES, BATCH
 from specdec_jax.training.anchors import Labels
 from specdec_jax.typing import Bool, Float, Int
 
@@ -68,13 +72,30 @@ def vocab_terms(
   entries at a time, recomputed for the gradient: memory does not grow with the vocabulary. No gradient reaches p.
 
   whole_lse: where the tables hold a part of the vocabulary only, the target's log normaliser over all of it; `l1` is then
-  the distance to the whole p, of which q covers a part, while `cross` keeps the part's own p."""
-  vocab, chunk = table.shape[0], min(chunk, table.shape[0])
-  count = -(-vocab // chunk)
-  pad = lambda t: jnp.pad(t, ((0, count * chunk - vocab), (0, 0))).reshape(count, chunk, -1)
-  tables = pad(table), pad(jax.lax.stop_gradient(target_table)), jnp.arange(count * chunk).reshape(count, chunk)
-  target_rows = jax.lax.stop_gradient(target_rows)
-  logits = lambda x, t, index: jnp.where(index < vocab, project_vocab(x, t), -jnp.inf)
+  the distance to the whole p, of which q covers a part, while `cross` keeps the part's own p.
+
+  On a mesh every device of the tensor axis keeps its part of the tables and computes over it; one number a row and term, and the
+  best tokens, are exchanged."""
+  mesh = jax.sharding.get_abstract_mesh()
+  inputs = rows, table, jax.lax.stop_gradient(target_rows), jax.lax.stop_gradient(target_table), labels, whole_lse
+  if mesh.empty:
+    return _terms(*inputs, best=best, chunk=chunk, parts=1)
+  run = functools.partial(_terms, best=best, chunk=chunk, parts=mesh.shape["tensor"], mesh_axes=AXES)
+  by_row, by_id = P(BATCH), P("tensor")
+  return jax.shard_map(run, in_specs=(by_row, by_id, by_row, by_id, by_row, by_row), out_specs=by_row)(*inputs)
+
+
+def _terms(rows, table, target_rows, target_table, labels, whole_lse, best: int, chunk: int, parts: int, mesh_axes: Sequence[str] = ()) -> VocabTerms:
+  """`vocab_terms` on one of `parts` devices that hold the vocabulary together, inside a `shard_map` over `mesh_axes`, if any."""
+  size, chunk = table.shape[0], min(chunk, table.shape[0])
+  count = -(-size // chunk)
+  part = jax.lax.axis_index("tensor") if mesh_axes else 0
+  everywhere = lambda x: jax.lax.pcast(x, tuple(mesh_axes), to="varying") if mesh_axes else x
+  total = lambda x: jax.lax.psum(x, "tensor") if mesh_axes else x
+  most = lambda x: jax.lax.pmax(jax.lax.stop_gradient(x), "tensor") if mesh_axes else x
+  pad = lambda t: jnp.pad(t, ((0, count * chunk - size), (0, 0))).reshape(count, chunk, -1)
+  tables = pad(table), pad(target_table), jnp.arange(count * chunk).reshape(count, chunk)
+  logits = lambda x, t, index: jnp.where(index < size, project_vocab(x, t), -jnp.inf)
 
   def over_chunks(step, carry):
     if count == 1:  # Nothing to save by recomputing.
@@ -95,21 +116,35 @@ def vocab_terms(
       ids = jnp.take_along_axis(ids, order, -1)
     return draft, target, values, ids, top, top_id
 
-  none = jnp.full(rows.shape[:1], -jnp.inf)
-  first = (none, none, jnp.full((len(rows), best), -jnp.inf), jnp.zeros((len(rows), best), jnp.int32), none,
-           jnp.zeros(rows.shape[:1], jnp.int32))
-  draft, target, _, ids, _, target_best = over_chunks(normalise, first)
+  def together(lse):
+    """The log normaliser over all parts."""
+    if not mesh_axes:
+      return lse
+    top = most(lse)
+    return top + jnp.log(total(jnp.exp(lse - top)))
+
+  none = everywhere(jnp.full(rows.shape[:1], -jnp.inf))
+  no_ids = everywhere(jnp.zeros((len(rows), best), jnp.int32))
+  first = (none, none, everywhere(jnp.full((len(rows), best), -jnp.inf)), no_ids, none, everywhere(jnp.zeros(rows.shape[:1], jnp.int32)))
+  draft, target, values, ids, top, target_best = over_chunks(normalise, first)
+  draft, target, ids, target_best = together(draft), together(target), ids + part * size, target_best + part * size
+  if mesh_axes:
+    gathered = lambda x: total(jnp.where(jnp.arange(parts)[:, None, None] == part, x, 0)).swapaxes(0, 1).reshape(len(rows), -1)
+    ids = jnp.take_along_axis(gathered(ids), jax.lax.top_k(gathered(values), best)[1], -1)
+    target_best = jax.lax.pmin(jnp.where(top == most(top), target_best, parts * size), "tensor")
 
   def compare(totals, part):
     mine, theirs, index = part
     logq, p = logits(rows, mine, index) - draft[:, None], jnp.exp(logits(target_rows, theirs, index) - target[:, None])
     cross, l1 = totals
-    return cross - jnp.sum(p * jnp.where(index < vocab, logq, 0.0), -1), l1 + jnp.abs(jnp.exp(logq) - p * share[:, None]).sum(-1)
+    return cross - jnp.sum(p * jnp.where(index < size, logq, 0.0), -1), l1 + jnp.abs(jnp.exp(logq) - p * share[:, None]).sum(-1)
 
-  share = jnp.ones(rows.shape[:1]) if whole_lse is None else jnp.exp(target - whole_lse)
-  cross, l1 = over_chunks(compare, (jnp.zeros(rows.shape[:1]), 1 - share))
-  label = jnp.einsum("nd,nd->n", rows, table[labels], preferred_element_type=jnp.float32)
-  return VocabTerms(draft - label, cross, l1, draft, target, ids, target_best)
+  share = jnp.exp(target - (target if whole_lse is None else whole_lse))
+  nothing = everywhere(jnp.zeros(rows.shape[:1]))
+  cross, l1 = over_chunks(compare, (nothing, jnp.where(part == 0, 1 - share, nothing)))
+  mine = (labels >= part * size) & (labels < (part + 1) * size)
+  label = jnp.einsum("nd,nd->n", rows, table[jnp.clip(labels - part * size, 0, size - 1)], preferred_element_type=jnp.float32)
+  return VocabTerms(draft - total(jnp.where(mine, label, 0.0)), total(cross), total(l1), draft, target, ids, target_best)
 
 
 def slot_weights(supervised: Bool["B A L"], decay: float | None) -> Float["B A L"]:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import hub
+from specdec_jax import hub, sharding
 from specdec_jax.config import DrafterConfig
 from specdec_jax.data import feature_cache, packing
 from specdec_jax.drafters import BlockDrafter, SerialDrafter
@@ -77,7 +77,9 @@ class Objective:
 
 def initial(model: BlockDrafter | SerialDrafter, target: Target, packed: packing.Rows, seed: int):
   """(trainable, frozen) parameters of a new drafter. A reduced vocabulary holds the most frequent tokens of the answers."""
-  params, frozen, c = model.init_params(jax.random.key(seed)), hub.target_tables(target), model.config
+  make = lambda key: {k: v for k, v in model.init_params(key).items() if k not in FROZEN or k == "draft_ids"}
+  params = sharding.create(make, target.mesh, jax.random.key(seed), transposed=model.transposed)
+  frozen, c = hub.target_tables(target), model.config
   if "draft_ids" in params:
     counts = np.bincount(packed.tokens[packed.answer], minlength=c.model.vocab)
     frozen["draft_ids"] = jnp.asarray(np.sort(np.argsort(-counts, kind="stable")[: c.draft_vocab]), jnp.int32)

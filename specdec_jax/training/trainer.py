@@ -1,9 +1,10 @@
 """The training loop: one donated, jitted update; progress, metrics, checkpoints, and a stop at the first bad loss."""
 
+import contextlib
 import json
 import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import flax.struct
@@ -12,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tensorboardX
+from jax.sharding import Mesh
 from rich import progress
 
+from specdec_jax import sharding
 from specdec_jax.facts import claim
 from specdec_jax.training import checkpoint
 
@@ -32,6 +35,10 @@ class NonFiniteLoss(FloatingPointError):
   """The loss was NaN or infinite; the message names the step."""
 
 
+class ProcessLost(RuntimeError):
+  """Another process of the run is gone; the message names the checkpoint to go on from."""
+
+
 def window(batches: Sequence[Any], size: int) -> dict[str, Any]:
   """Up to `size` micro-batches as one input of an accumulating update; a short last window is filled with repeats that do
   not count. Raises ValueError for none, or for more than `size`."""
@@ -41,12 +48,12 @@ def window(batches: Sequence[Any], size: int) -> dict[str, Any]:
   return {"batches": jax.tree.map(lambda *x: np.stack(x), *filled), "counts": np.arange(size) < len(batches)}
 
 
-def make_update(loss_fn: Callable, tx: optax.GradientTransformation, micro_batches: int = 1) -> Callable:
+def make_update(loss_fn: Callable, tx: optax.GradientTransformation, micro_batches: int = 1, out_shardings=None) -> Callable:
   """update(state, batch, constants) → (state, metrics), state donated.
 
   loss_fn(params, batch, key, constants) → (loss, metrics); `constants` is a pytree that is not trained (a frozen target).
   micro_batches above 1: `batch` comes from `window`, and gradients, loss and metrics (counts too) are means over the
-  micro-batches that count, as DeepSpec averages them: each has its own denominators.
+  micro-batches that count, as DeepSpec averages them: each has its own denominators. out_shardings: of state and metrics, on a mesh.
   """
   gradient = jax.value_and_grad(loss_fn, has_aux=True)
 
@@ -68,7 +75,7 @@ def make_update(loss_fn: Callable, tx: optax.GradientTransformation, micro_batch
     state = state.replace(step=state.step + 1, params=optax.apply_updates(state.params, change), optimizer=optimizer)
     return state, {"loss": loss, "grad_norm": optax.tree.norm(grads), **metrics}
 
-  return jax.jit(update, donate_argnums=0)
+  return jax.jit(update, donate_argnums=0, out_shardings=out_shardings)
 
 
 def _rows_up_to(step: int, path: pathlib.Path) -> list[dict[str, float]]:
@@ -88,50 +95,104 @@ def fit(
     params, loss_fn: Callable, tx: optax.GradientTransformation, batch_at: Callable[[int], Any], steps: int,
     workdir: pathlib.Path, seed: int = 0, constants=None, log_every: int = 20, save_every: int = 200,
     evaluate: Callable[[int, Any], dict[str, float]] | None = None, micro_batches: int = 1, facts: Mapping[str, Any] | None = None,
+    mesh: Mesh | None = None, transposed: bool = False,
 ) -> Any:
   """Trains `params` for `steps` updates and returns them; resumes from `workdir`'s last checkpoint.
 
   batch_at(i) is the batch of update i (a `window` of them with micro_batches above 1), a pure function, so that the step
   alone is the data position. `evaluate(step, params)` runs before every checkpoint. Metrics go to workdir/metrics.jsonl and, for TensorBoard, to workdir/tensorboard. facts:
   what is trained; a work folder with a checkpoint of something else is refused with ValueError. Raises NonFiniteLoss.
+
+  mesh: what to train on, with state and batches split by the rules of `sharding`; transposed: the kernels of `params` are output-major.
+  batch_at(i) is then this process's part of the batch (`sharding.local_rows`). Every process calls `fit` with the same; the first
+  one writes the logs. A checkpoint may come from another mesh. Raises ProcessLost where another process ends early.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   checkpoints = checkpoint.manager(workdir / "checkpoints")
-  claim(workdir / "claim.json", facts or {}, started=checkpoints.latest_step() is not None)
-  params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)  # The update donates its state, never the caller's.
-  state = TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), jax.random.key(seed))
+  if jax.process_index() == 0:
+    claim(workdir / "claim.json", facts or {}, started=checkpoints.latest_step() is not None)
+
+  def fresh(params):
+    params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)  # The update donates its state, never the caller's.
+    return TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), jax.random.key(seed))
+
+  state = sharding.create(fresh, mesh, params, transposed=transposed)
   state = checkpoint.restore(checkpoints, state) or state
-  begin, update = int(state.step), make_update(loss_fn, tx, micro_batches)
-  earlier = _rows_up_to(begin, workdir / "metrics.jsonl")
-  began, log = time.time() - max((r["seconds"] for r in earlier if "seconds" in r), default=0.0), (workdir / "metrics.jsonl").open("a")
-  board = tensorboardX.SummaryWriter(str(workdir / "tensorboard"))
-
-  def write(row):
-    log.write(json.dumps(row) + "\n")
-    log.flush()
-    for name, value in row.items():
-      if name != "step":
-        board.add_scalar(name, value, row["step"])
-
-  with board, progress.Progress(*progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[note]}")) as bar, log:
+  out_shardings = None if mesh is None else (jax.tree.map(lambda x: x.sharding, state), sharding.replicated(mesh))
+  begin, update = int(state.step), make_update(loss_fn, tx, micro_batches, out_shardings)
+  bar = progress.Progress(
+      *progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[note]}"), disable=jax.process_index() > 0)
+  with _Log(workdir, begin) as log, bar, _together(checkpoints, workdir), sharding.use(mesh):
     task = bar.add_task("training", total=steps, completed=begin, note="")
     for i in range(begin, steps):
-      state, metrics = update(state, batch_at(i), constants)
+      state, metrics = update(state, _placed(mesh, batch_at(i), int(micro_batches > 1)), constants)
       last = i + 1 == steps
       saves = (i + 1) % save_every == 0 or last
       if (i + 1) % log_every == 0 or saves:  # What is saved has been looked at.
         found = {k: float(v) for k, v in metrics.items()}  # Waits for the device.
-        row = {"step": i + 1, "seconds": round(time.time() - began, 1), **found}
-        if not jnp.isfinite(row["loss"]):
-          raise NonFiniteLoss(f"loss {row['loss']} at step {i + 1}, or in the {log_every} steps before it")
-        write(row)
-        bar.update(task, completed=i + 1, note=f"loss {row['loss']:.4f}")
+        if not np.isfinite(found["loss"]):
+          raise NonFiniteLoss(f"loss {found['loss']} at step {i + 1}, or in the {log_every} steps before it")
+        log.write({"step": i + 1, "seconds": log.seconds(), **found})
+        bar.update(task, completed=i + 1, note=f"loss {found['loss']:.4f}")
       if saves:
         if evaluate is not None:
           found = {"step": i + 1, **evaluate(i + 1, state.params)}
-          write(found)
+          log.write(found)
           bar.console.print(found)
         checkpoint.save(checkpoints, i + 1, state)
-  checkpoints.wait_until_finished()
+    checkpoints.wait_until_finished()
   checkpoints.close()
   return state.params
+
+
+@contextlib.contextmanager
+def _together(checkpoints, workdir: pathlib.Path) -> Iterator[None]:
+  """Turns what a process fails with when another one is gone into ProcessLost."""
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as e:
+    if jax.process_count() == 1:
+      raise
+    raise ProcessLost(
+        f"process {jax.process_index()} of {jax.process_count()} cannot go on: another one is gone. Start all of them again; they resume from "
+        f"step {checkpoints.latest_step() or 0} in {workdir}. ({str(e).splitlines()[0][:200]})") from None
+
+
+def _placed(mesh: Mesh | None, batch, axis: int):
+  """This process's part of a batch, on the mesh; axis: that of the rows."""
+  if mesh is None:
+    return batch
+  mine = next(x.shape[axis] for x in jax.tree.leaves(batch) if np.ndim(x) > axis)
+  return sharding.place_rows(mesh, batch, sharding.all_rows(mesh, mine), axis)
+
+
+class _Log:
+  """metrics.jsonl and TensorBoard of a work folder, from step `begin` on; silent in every process but the first."""
+
+  def __init__(self, workdir: pathlib.Path, begin: int):
+    self._file = None
+    if jax.process_index() == 0:
+      earlier = _rows_up_to(begin, workdir / "metrics.jsonl")
+      self._began = time.time() - max((r["seconds"] for r in earlier if "seconds" in r), default=0.0)
+      self._file, self._board = (workdir / "metrics.jsonl").open("a"), tensorboardX.SummaryWriter(str(workdir / "tensorboard"))
+
+  def seconds(self) -> float:
+    """Since the run began, all its parts together."""
+    return round(time.time() - self._began, 1) if self._file else 0.0
+
+  def write(self, row: Mapping[str, float]) -> None:
+    if self._file is None:
+      return
+    self._file.write(json.dumps(row) + "\n")
+    self._file.flush()
+    for name, value in row.items():
+      if name != "step":
+        self._board.add_scalar(name, value, row["step"])
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *error):
+    if self._file is not None:
+      self._file.close()
+      self._board.close()
