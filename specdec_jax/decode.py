@@ -207,7 +207,7 @@ def draft(
   lengths = verify.usable_lengths(proposal.drafts, scheduled, verify.sound_rows(proposal.q))
   fault = (lengths < scheduled) & jnp.take_along_axis(  # The draft that the block ends before, for want of numbers.
       jnp.pad(verify.malformed_rows(proposal.q), ((0, 0), (0, 1))), lengths[:, None], 1)[:, 0]
-  return Draft(proposal, lengths, fault)
+  return sharding.constrain_state(Draft(proposal, lengths, fault))
 
 
 def no_draft(batch: int) -> Draft:
@@ -232,7 +232,7 @@ def verify_draft(
   logits = method.decoder.apply({"params": params}, hidden, method="logits")
   if rows is not None:
     logits, taps = rows.pad(logits), rows.pad(taps)
-  return Verified(logits, taps, sharding.constrain_state({"cache": cache})["cache"])
+  return sharding.constrain_state(Verified(logits, taps, cache))
 
 
 def commit(

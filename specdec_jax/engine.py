@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import calibrate, cost, decode, metrics, report
+from specdec_jax import calibrate, cost, decode, metrics, report, sharding
 from specdec_jax import schedule as schedules
 from specdec_jax.cost import CostTable, CostTableMissing
 from specdec_jax.decode import DRAFTER_FAULT, RUNNING, STOP, Completion, DecodeState, Draft, Method, RoundOutput
@@ -147,7 +147,7 @@ _SAMPLING_OPTIONS = set(inspect.signature(host_sampling).parameters) - {"batch",
 class Engine:
   """A target, perhaps with a drafter, that serves requests as they come. One thread drives it, through `step` or what calls it.
 
-  slots: requests decoded at once, in arrays of one of the sizes `slot_buckets`; max_length: tokens of prompt and answer (None: 2048, or
+  slots: requests decoded at once, in arrays of one of the sizes `slot_buckets`, split over the batch axes of the target's mesh, if it has one; max_length: tokens of prompt and answer (None: 2048, or
   as many as the target has positions).
   schedule: "fixed" (draft_length drafts), "asynchronous" (by cost tables `sps`: one for each slot bucket, or one for all; `profile`
   measures them), or a function of the confidences, for whose lengths the host has to wait. buckets: rows of a verify call, by
@@ -207,8 +207,12 @@ class Engine:
       if memory < slot:
         raise ValueError(f"a slot of {max_length} tokens takes {slot} bytes, more than the {memory} of memory")
       slots = min(slots, memory // slot)
+    ways = sharding.ways(target.mesh)
+    slots -= slots % ways if memory is not None else 0
+    wanted = [ways * s for s in _powers(slots // ways)] if slot_buckets is None else slot_buckets
+    self._check_mesh([slots, *wanted])
     self.slots, self.plan = slots, memory_plan(target, drafter, self.method, slots, self.length)
-    self.slot_buckets = tuple(sorted({s for s in (_powers(slots) if slot_buckets is None else slot_buckets) if s < slots} | {slots}))
+    self.slot_buckets = tuple(sorted({s for s in wanted if s < slots} | {slots}))
     self.buckets = {s: self._grid(s, (buckets or {}).get(s)) for s in self.slot_buckets}
     self.reaches = tuple(sorted({n for n in ([128 * 2**i for i in range(20)] if reaches is None else reaches) if n < self.length} | {self.length}))
     self.costs: dict[int, CostTable] = {}
@@ -239,6 +243,14 @@ class Engine:
     self._invalid = 0
     self._done: collections.deque[Served] = collections.deque(maxlen=4096)
     self._counts = {name: collections.Counter() for name in ("bucket", "verify_tokens", "queue", "slots")}
+
+  def _check_mesh(self, sizes: Sequence[int]) -> None:
+    ways = sharding.ways(self.target.mesh)
+    wrong = [s for s in sizes if s % ways or not s]
+    if wrong:
+      raise ValueError(f"slots, and each of slot_buckets, must be multiples of the {ways} devices of mesh axes {' × '.join(sharding.BATCH)}, not {wrong[0]}")
+    if self.target.mesh is not None and not all(d.process_index == jax.process_index() for d in self.target.mesh.devices.flat):
+      raise ValueError("an engine drives the devices of its own process: give it a mesh of jax.local_devices(), one engine a process")
 
   def _grid(self, size: int, wanted: Sequence[int] | None) -> tuple[int, ...]:
     """Rows that a verify call of `size` slots may have: one a slot, every draft of every slot, and some between."""
@@ -481,7 +493,8 @@ class Engine:
 
   def _run(self, program: str, *args):
     before = PROGRAMS[program]._cache_size()
-    out = PROGRAMS[program](*args)
+    with sharding.use(self.target.mesh):
+      out = PROGRAMS[program](*args)
     self.compiled += PROGRAMS[program]._cache_size() - before
     return out
 
@@ -751,7 +764,7 @@ class Engine:
       if self._state is None or len(self._state.anchor) != size:
         self._state = self._empty(size)
       self._state = jax.block_until_ready(self._state.replace(
-          cache=self._state.cache.replace(lengths=jnp.full(size, context, jnp.int32)), finish=jnp.full(size, RUNNING, jnp.int32)))
+          cache=self._state.cache.replace(lengths=jnp.full_like(self._state.cache.lengths, context)), finish=jnp.full_like(self._state.finish, RUNNING)))
       times, began = {}, time.perf_counter()
 
       def timed(program, *args):

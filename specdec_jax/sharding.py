@@ -32,11 +32,15 @@ PARAMETERS: Rules = (
     (r"markov/(previous|bias)$|selector/(predecessor|successor)$", P(("tensor", "fsdp"), None)),
     (r"", P()))
 
+# Of a drafter that lies whole on every device, but for the tables that it shares with its target.
+REPLICATED: Rules = ((r"(^|/)(embedding|head/kernel)$", P("tensor", "fsdp")), (r"", P()))
+
 # Of what a decode keeps (caches, stacked or layer by layer, of target and drafter; settings; transcripts): slots first.
 STATE: Rules = (
     (r"(keys|values)$", P(None, BATCH, "tensor")),
     (r"(keys|values)/\d+$", P(BATCH, "tensor")),
     (r"(counts|bias|prompt)$", P(BATCH, "tensor")),
+    (r"(^|/)(q|logits)$", P(BATCH, None, "tensor")),
     (r"", P(BATCH)))
 
 WHOLE = re.compile(r"attention/(q|kv)/|(keys|values)(/\d+)?$")  # Heads that the tensor axis does not divide stay whole on every device.
@@ -72,7 +76,7 @@ def spec(path: str, shape: Sequence[int], mesh: Mesh, rules: Rules, transposed: 
   entries = list(next(s for pattern, s in rules if re.search(pattern, path)))
   if transposed and path.endswith("kernel") and not TABLES.search(path):
     entries = entries[1:] + entries[:1]
-  if rules is PARAMETERS:
+  if rules is not STATE:
     entries = [None] * (len(shape) - len(entries)) + entries
   for axis, (size, names) in enumerate(zip(shape, entries)):
     if size % ways(mesh, names):

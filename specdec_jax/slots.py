@@ -16,6 +16,7 @@ from specdec_jax import decode
 from specdec_jax.decode import STOP, DecodeState, Draft, Limits, Method, RoundOutput, Verified
 from specdec_jax.models.cache import Cache
 from specdec_jax.sampling import Sampling
+from specdec_jax.sharding import constrain_state
 from specdec_jax.typing import Bool, Float, Int
 
 NEEDS = ("greedy", "plain", "filtered", "full")  # What a batch of settings asks of the compiled code; each covers those before it.
@@ -99,7 +100,7 @@ def _each_slot(stacked: bool, f: Callable, *states: DecodeState) -> DecodeState:
   """f(axis of the slots, leaf of each state) over all leaves."""
   buffers = jax.tree.map(functools.partial(f, int(stacked)), *((s.cache.keys, s.cache.values) for s in states))
   rest = jax.tree.map(functools.partial(f, 0), *(s.replace(cache=s.cache.lengths) for s in states))
-  return rest.replace(cache=Cache(*buffers, rest.cache))
+  return constrain_state(rest.replace(cache=Cache(*buffers, rest.cache)))
 
 
 def _insert(stacked: bool, state: DecodeState, row: DecodeState, slot: Int[""]) -> DecodeState:
@@ -111,7 +112,7 @@ def _reorder(stacked: bool, state: DecodeState, order: Int["B"]) -> DecodeState:
 
 
 def _empty(method: Method, length: int, dtype: str, emitted: Int["B"], counts: Int["B V"], finish: Int["B"]) -> DecodeState:
-  return decode.init_state(method, emitted.shape[0], length, dtype).replace(emitted=emitted, counts=counts, finish=finish)
+  return constrain_state(decode.init_state(method, emitted.shape[0], length, dtype).replace(emitted=emitted, counts=counts, finish=finish))
 
 
 PROGRAMS = {

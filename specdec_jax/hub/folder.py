@@ -36,7 +36,7 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 class Tensors:
-  """The tensors of a folder, opened lazily: `shapes` by name, `read(name)`."""
+  """The tensors of a folder, opened lazily: `shapes` by name, `read(name)`, `part(name, index)`."""
 
   def __init__(self, files: list[pathlib.Path], stack: contextlib.ExitStack):
     self.shapes: dict[str, tuple[int, ...]] = {}
@@ -54,6 +54,9 @@ class Tensors:
 
   def read(self, name: str) -> np.ndarray:
     return self._handles[name].get_tensor(name)
+
+  def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+    return self._handles[name].get_slice(name)[index]
 
 
 @contextlib.contextmanager

@@ -53,6 +53,7 @@ class GGUFFile:
     self._reader = reader
     self._tensors = {published_name(t.name): t for t in reader.tensors}
     self.shapes = {n: tuple(int(s) for s in reversed(t.shape)) for n, t in self._tensors.items()}
+    self._last: tuple[str | None, np.ndarray | None] = (None, None)
     self.config = self._read_config()
 
   def metadata(self, key: str) -> Any:
@@ -73,6 +74,12 @@ class GGUFFile:
       raise TensorError(f"{name} is stored as {tensor.tensor_type.name}, which gguf cannot dequantise") from e
     heads = self._permuted_heads(name)
     return _unpermute(value, heads) if heads else value
+
+  def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+    """A part of a tensor; the whole one is read and kept until another is asked for."""
+    if self._last[0] != name:
+      self._last = name, self.read(name)
+    return self._last[1][index]
 
   def tokenizer(self) -> Tokenizer | None:
     """The tokenizer with its chat template, or None where the file has none. Raises ConfigError for an unknown kind."""

@@ -37,6 +37,30 @@ class Entry:
     whole = np.stack(parts, self.stack) if len(parts) > 1 else parts[0]
     return whole if transposed or not inputs else np.moveaxis(whole, -1, 0)
 
+  def parameter(self, transposed: bool) -> tuple[int, ...]:
+    """The shape of the parameter."""
+    if self.outputs is None:
+      return self.shape
+    outputs, inputs = list(self.outputs), self.shape[1:]
+    if len(self.names) > 1:
+      outputs.insert(self.stack, len(self.names))
+    return (*outputs, *inputs) if transposed else (*inputs, *outputs)
+
+  def part(self, index: tuple[slice, ...], read: Callable[[str, tuple[slice, ...]], np.ndarray], transposed: bool) -> np.ndarray:
+    """The part `index` of the parameter; read(name, index) gives a part of a published tensor."""
+    if self.outputs is None:
+      return read(self.names[0], index)
+    index, kernel = list(index), len(self.shape) > 1
+    inputs = (index.pop(-1 if transposed else 0),) if kernel else ()
+    picked = range(*index.pop(self.stack).indices(len(self.names))) if len(self.names) > 1 else (0,)
+    start, stop, _ = index[0].indices(self.outputs[0])
+    inner = int(np.prod(self.outputs[1:]))
+    rows = lambda name: read(name, (slice(start * inner, stop * inner), *inputs))
+    split = lambda x: x.reshape(stop - start, *self.outputs[1:], *x.shape[1:])[(slice(None), *index[1:])]
+    parts = [split(rows(self.names[i])) for i in picked]
+    whole = np.stack(parts, self.stack) if len(self.names) > 1 else parts[0]
+    return whole if transposed or not kernel else np.moveaxis(whole, -1, 0)
+
   def split(self, parameter: np.ndarray, transposed: bool) -> list[np.ndarray]:
     """The parameter → published tensors."""
     if self.outputs is None:
@@ -160,11 +184,17 @@ def _head_entries(c: DrafterConfig) -> list[Entry]:
 
 
 def build(entries: Iterable[Entry], shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray], transposed: bool) -> dict[str, Any]:
-  """The parameter tree from published tensors: `shapes` are all there are, `read(name)` gives one.
-
-  Raises TensorError that lists every missing, extra and mis-shaped name.
-  """
+  """The parameter tree from published tensors: `shapes` are all there are, `read(name)` gives one. Raises as `check`."""
   entries = list(entries)
+  check(entries, shapes)
+  tree: dict[str, Any] = {}
+  for e in entries:
+    place(tree, e.path, e.join([read(n) for n in e.names], transposed))
+  return tree
+
+
+def check(entries: Iterable[Entry], shapes: Mapping[str, tuple[int, ...]]) -> None:
+  """Raises TensorError that lists every missing, extra and mis-shaped name."""
   wanted = {name: e.shape for e in entries for name in e.names}
   faults = [f"missing: {', '.join(sorted(wanted.keys() - shapes.keys()))}"] if wanted.keys() - shapes.keys() else []
   if shapes.keys() - wanted.keys():
@@ -173,10 +203,6 @@ def build(entries: Iterable[Entry], shapes: Mapping[str, tuple[int, ...]], read:
   faults += [f"mis-shaped: {'; '.join(wrong)}"] if wrong else []
   if faults:
     raise TensorError("the checkpoint does not match its config.json: " + " | ".join(faults))
-  tree: dict[str, Any] = {}
-  for e in entries:
-    place(tree, e.path, e.join([read(n) for n in e.names], transposed))
-  return tree
 
 
 def take_apart(entries: Iterable[Entry], params: Mapping[str, Any], transposed: bool = False) -> dict[str, np.ndarray]:

@@ -1,5 +1,6 @@
 """Targets and drafters from the shipped assets, published folders and GGUF files."""
 
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -9,15 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from specdec_jax import calibrate
+from specdec_jax import calibrate, sharding
 from specdec_jax.config import ModelConfig, drafter_config, ids
 from specdec_jax.data.prompts import ASSETS
 from specdec_jax.data.tokenizer import load_tokenizer
 from specdec_jax.drafters import drafter_model
 from specdec_jax.drafters.base import Drafter
 from specdec_jax.hub import folder as folder_lib
-from specdec_jax.hub import layout
+from specdec_jax.hub import layout, shards
 from specdec_jax.hub.gguf import open_gguf
 from specdec_jax.models.decoder import Decoder, head_table
 from specdec_jax.models.target import Target
@@ -26,36 +28,41 @@ DTYPES = ("float32", "bfloat16")
 
 
 def load_target(
-    name_or_path: str | pathlib.Path, dtype: str = "float32", mesh=None, stacked: bool | None = None, transposed: bool | None = None,
+    name_or_path: str | pathlib.Path, dtype: str = "float32", mesh: Mesh | None = None, stacked: bool | None = None, transposed: bool | None = None,
 ) -> Target:
   """A target by name ("tiny", or another shipped one), from a published folder, or from a .gguf file.
 
   stacked: layers under one scan (compile time flat with depth), or unrolled. transposed: kernels stored output-major.
-  None: `default_layout`. Raises FileNotFoundError, ConfigError or TensorError, naming what is absent or wrong.
+  None: `default_layout`. mesh: devices that hold the weights together (`sharding.make_mesh`); each part goes straight to its
+  device, and whatever runs the target runs on all of them. Raises FileNotFoundError, ConfigError or TensorError, naming what is absent or
+  wrong, and ValueError for sizes that the mesh does not divide.
   """
-  if mesh is not None:
-    raise ValueError("loading onto a mesh is not supported yet: leave mesh out")
   _check_dtype(dtype)
   path = find(name_or_path)
-  if path.suffix == ".gguf":
-    source = open_gguf(path)
-    config, tokenizer, files = ModelConfig.from_published(source.config), source.tokenizer(), [path]
+  with contextlib.ExitStack() as stack:
+    if path.suffix == ".gguf":
+      source = open_gguf(path)
+      config, tokenizer, files, shapes = ModelConfig.from_published(source.config), source.tokenizer(), [path], source.shapes
+    else:
+      published = folder_lib.read_config(path)
+      config, tokenizer, files = ModelConfig.from_published(published), load_tokenizer(path), folder_lib.weight_files(path)
+      config = dataclasses.replace(config, eos=_eos(path, config))
+      source = stack.enter_context(folder_lib.open_tensors(path))
+      shapes = _known(source.shapes, config)
     stacked, transposed = default_layout(config, stacked, transposed)
-    params = layout.build(layout.decoder_entries(config), source.shapes, source.read, transposed)
-  else:
-    published = folder_lib.read_config(path)
-    config, tokenizer, files = ModelConfig.from_published(published), load_tokenizer(path), folder_lib.weight_files(path)
-    config = dataclasses.replace(config, eos=_eos(path, config))
-    stacked, transposed = default_layout(config, stacked, transposed)
-    with folder_lib.open_tensors(path) as tensors:
-      params = layout.build(layout.decoder_entries(config), _known(tensors.shapes, config), tensors.read, transposed)
-  if tokenizer is not None and tokenizer.vocab > config.vocab:
-    raise ValueError(f"{name_or_path}: the tokenizer has {tokenizer.vocab} tokens, the model {config.vocab} rows")
-  if stacked:
-    params = layout.stack_layers(params)
+    if tokenizer is not None and tokenizer.vocab > config.vocab:
+      raise ValueError(f"{name_or_path}: the tokenizer has {tokenizer.vocab} tokens, the model {config.vocab} rows")
+    params = _weights(layout.decoder_entries(config), shapes, source, mesh, dtype, transposed, stacked)
   return Target(
-      str(name_or_path), config, Decoder(config, stacked, transposed), _on_device(params, dtype), tokenizer,
-      folder_lib.weights_hash(files), dtype)
+      str(name_or_path), config, Decoder(config, stacked, transposed), params, tokenizer, folder_lib.weights_hash(files), dtype, mesh)
+
+
+def _weights(entries, shapes, source, mesh: Mesh | None, dtype: str, transposed: bool, stacked: bool = False, rules=sharding.PARAMETERS):
+  """The parameters on one device, or part by part on the devices of a mesh."""
+  if mesh is not None:
+    return shards.load(entries, shapes, source.part, mesh, dtype, transposed, stacked, rules)
+  params = layout.build(entries, shapes, source.read, transposed)
+  return _on_device(layout.stack_layers(params) if stacked else params, dtype)
 
 
 def default_layout(config: ModelConfig, stacked: bool | None, transposed: bool | None) -> tuple[bool, bool]:
@@ -66,8 +73,9 @@ def default_layout(config: ModelConfig, stacked: bool | None, transposed: bool |
   return not cpu or small if stacked is None else stacked, cpu if transposed is None else transposed
 
 
-def load_drafter(name_or_path: str | pathlib.Path, target: Target) -> Drafter:
-  """A drafter by name ("tiny/dspark") or from a published folder, for `target`.
+def load_drafter(name_or_path: str | pathlib.Path, target: Target, replicated: bool = False) -> Drafter:
+  """A drafter by name ("tiny/dspark") or from a published folder, for `target`, on its mesh if it has one. replicated: whole on every
+  device of the mesh but for embedding and head, rather than split like the target.
 
   Raises ValueError, naming the difference, for a drafter that belongs to another target: other sizes, another depth, or
   other embeddings than it was trained on.
@@ -83,16 +91,17 @@ def load_drafter(name_or_path: str | pathlib.Path, target: Target) -> Drafter:
   if mine and theirs and mine != theirs:
     raise ValueError(f"{name_or_path} was made for another tokenizer than {target.name}'s: hash {mine}, not {theirs}")
   with folder_lib.open_tensors(path) as tensors:
-    params = layout.build(layout.drafter_entries(config), tensors.shapes, tensors.read, target.decoder.transposed)
+    rules = sharding.REPLICATED if replicated else sharding.PARAMETERS
+    params = _weights(layout.drafter_entries(config), tensors.shapes, tensors, target.mesh, target.dtype, target.decoder.transposed, rules=rules)
   if "draft_ids" in params:
-    params["draft_ids"] = _draft_ids(str(name_or_path), params["draft_ids"], config.model.vocab)
+    ids = _draft_ids(str(name_or_path), np.asarray(params["draft_ids"]), config.model.vocab)
+    params["draft_ids"] = sharding.create(jnp.asarray, target.mesh, ids)
   if config.own_embedding:
     _check_embedding(str(name_or_path), target, params["embedding"])
-  params = _on_device(params, target.dtype)
-  if not config.own_embedding:
+  else:
     params |= target_tables(target)
     if "draft_ids" in params:
-      params["head"] = {"kernel": params["head"]["kernel"][params["draft_ids"]]}
+      params["head"] = reduced_head(target, params["draft_ids"])
   digest = folder_lib.weights_hash(folder_lib.weight_files(path))
   return Drafter(
       str(name_or_path), config, drafter_model(config, target.decoder.transposed, target.dtype), params, digest,
@@ -102,6 +111,12 @@ def load_drafter(name_or_path: str | pathlib.Path, target: Target) -> Drafter:
 def target_tables(target: Target) -> dict[str, Any]:
   """The embedding and head that a drafter without copies of its own shares with its target."""
   return {"embedding": target.params["embedding"], "head": {"kernel": head_table(target.params)}}
+
+
+def reduced_head(target: Target, draft_ids) -> dict[str, Any]:
+  """The rows of the target's head for a reduced draft vocabulary."""
+  rows = lambda table, ids: {"head": {"kernel": table[ids]}}
+  return sharding.create(rows, target.mesh, head_table(target.params), draft_ids)["head"]
 
 
 def smollm2_path() -> pathlib.Path:
@@ -157,9 +172,15 @@ def _draft_ids(name: str, offsets: np.ndarray, vocab: int) -> np.ndarray:
   return ids.astype(np.int32)
 
 
-def _check_embedding(name: str, target: Target, table: np.ndarray) -> None:
-  mine, theirs = np.asarray(table, np.float32), np.asarray(target.params["embedding"], np.float32)
-  other = np.flatnonzero(np.linalg.norm(mine - theirs, axis=1) > 0.3 * np.linalg.norm(theirs, axis=1) + 1e-6)
+@jax.jit
+def _other_rows(mine, theirs):
+  mine, theirs = (x.astype(jnp.float32) for x in (mine, theirs))
+  return jnp.linalg.norm(mine - theirs, axis=1) > 0.3 * jnp.linalg.norm(theirs, axis=1) + 1e-6
+
+
+def _check_embedding(name: str, target: Target, table: jax.Array) -> None:
+  with sharding.use(target.mesh):
+    other = np.flatnonzero(sharding.fetch(_other_rows(table, target.params["embedding"]), target.mesh))
   if len(other):  # Rounding and quantisation stay far below.
     raise ValueError(
         f"{name} was made for another target or tokenizer than {target.name}: its copy of the embedding differs in "

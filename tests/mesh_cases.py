@@ -1,0 +1,203 @@
+"""Cases on 8 forced CPU devices, for mesh_test.py, which runs them in a process of their own: python -m tests.mesh_cases NAME…"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+import tempfile
+import traceback
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import specdec_jax
+from specdec_jax import hub, sharding
+from specdec_jax.drafters import BlockDrafter
+from specdec_jax.training import losses, trainer
+from specdec_jax.training.anchors import Labels
+from specdec_jax.training.objective import Objective, initial
+from specdec_jax.training.optimizer import adamw, learning_rate
+from tests import toys
+
+SHAPES = ((1, 1, 8), (8, 1, 1), (2, 2, 2))
+PROMPTS = [[(7 * i + j * j) % 59 for j in range(2 + 3 * i)] for i in range(3)]  # No multiple of the devices.
+SAMPLED = {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "seed": [1, 2, 3]}
+
+
+def on_mesh(model, mesh, transposed=False):
+  """A target or a drafter with its parameters on a mesh."""
+  params = jax.device_put(model.params, sharding.shardings(model.params, mesh, transposed=transposed))
+  return dataclasses.replace(model, params=params, **({"mesh": mesh} if hasattr(model, "mesh") else {}))
+
+
+def same_texts(shapes, target, drafter, **settings):
+  run = lambda t, d: [c.tokens for c in specdec_jax.generate(t, d, PROMPTS, 12, ignore_eos=True, **settings)]
+  expected = run(target, drafter)
+  for shape in shapes:
+    mesh = sharding.make_mesh(*shape)
+    assert run(on_mesh(target, mesh), on_mesh(drafter, mesh)) == expected, shape
+
+
+def decode_on_one_mesh():
+  target = toys.target(vocab=64)
+  same_texts(((2, 2, 2),), target, toys.block_drafter(target))
+
+
+def decode_on_every_mesh():
+  """Greedy and sampled; block and serial drafters; 2 kv heads on 8 devices are kept whole."""
+  target = toys.target(vocab=64, stacked=True)
+  for settings in ({}, SAMPLED):
+    same_texts(SHAPES, target, toys.block_drafter(target), **settings)
+  same_texts(SHAPES[2:], target, toys.serial_drafter(target, "eagle3"), **SAMPLED)
+
+
+def engine_on_a_mesh():
+  """Requests that come and go; nothing compiles after warm-up; slots that the mesh does not divide are refused by name."""
+  target = toys.target(vocab=64)
+  drafter = toys.block_drafter(target)
+  expected = [c.tokens for c in specdec_jax.generate(target, drafter, PROMPTS * 2, 12, ignore_eos=True)]
+  mesh = sharding.make_mesh(2, 2, 2)
+  target, drafter = on_mesh(target, mesh), on_mesh(drafter, mesh)
+  options = dict(max_length=60, schedule="fixed", needs=("greedy",), chunk=16, reaches=())
+  engine = specdec_jax.Engine(target, drafter, slots=4, buckets={4: ()}, **options)
+  engine.warm_up()
+  compiled = 0
+
+  def heard(event, seconds, **facts):
+    nonlocal compiled
+    compiled += event == "/jax/core/compile/backend_compile_duration"
+
+  jax.monitoring.register_event_duration_secs_listener(heard)
+  numbers = [engine.submit(p, 12, ignore_eos=True) for p in PROMPTS * 2]
+  engine.run()
+  assert [engine.result(n).tokens for n in numbers] == expected
+  assert compiled == 0 and not engine.stats()["health"], (compiled, engine.stats()["health"])
+  refused("slots, and each of slot_buckets, must be multiples of the 4 devices", lambda: specdec_jax.Engine(target, drafter, slots=3, **options))
+
+
+def refused(message, call):
+  try:
+    call()
+  except ValueError as e:
+    assert message in str(e), e
+  else:
+    raise AssertionError(f"not refused: {message}")
+
+
+def sizes_that_do_not_divide():
+  """C105: refused by the name of the array and the axis, or, of heads, kept whole."""
+  mesh = sharding.make_mesh(2, 1, 4)
+  shapes = lambda **changes: toys.target(**changes).params
+  refused("embedding [101, 32]: axis 0 of size 101 cannot be split over the 4 devices of mesh axis tensor", lambda: sharding.shardings(shapes(vocab=101), mesh))
+  refused("mlp/down/kernel [46, 32]: axis 0 of size 46", lambda: sharding.shardings(shapes(vocab=64, mlp=46), mesh))
+  refused("axis 1 of size 30 cannot be split over the 4 devices of mesh axis fsdp", lambda: sharding.shardings(shapes(vocab=64, width=30), sharding.make_mesh(1, 4, 2)))
+  refused("a batch of 3 rows cannot be split over the 2 devices of mesh axes data × fsdp", lambda: sharding.local_rows(mesh, 3))
+  refused("needs 6 devices; there are 8", lambda: sharding.make_mesh(1, 2, 3))
+  specs = sharding.shardings(shapes(vocab=64, heads=10, kv_heads=5), sharding.make_mesh(1, 4, 2))["layers"]["0"]["attention"]
+  assert specs["q"]["kernel"].spec[:2] == ("fsdp", None) and specs["o"]["kernel"].spec[0] == "tensor"
+
+
+def loss_over_a_split_vocabulary():
+  """Every term, gradients and best tokens, over chunks that do not divide a device's part, on three meshes; C83 over them."""
+  rng = np.random.default_rng(0)
+  rows, table, t_rows, t_table = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((16, 8), (48, 8), (16, 5), (48, 5)))
+  labels, whole = jnp.asarray(rng.integers(0, 48, 16)), jnp.asarray(rng.uniform(9, 10, 16), jnp.float32)
+
+  def total(x, table):
+    terms = losses.vocab_terms(x, table, t_rows, t_table, labels, 4, 4, whole)
+    return terms.nll.sum() + 0.7 * terms.l1.sum() + 0.3 * terms.cross.sum(), terms
+
+  values = np.array([[1.0, 1.0, 1.0], [5.0, 0.3, 0.3]] * 4, np.float32)  # Three tokens of loss 1 beside one of loss 5.
+  counted = np.array([[True] * 3, [True, False, False]] * 4)
+  gap = np.log(np.expm1(values))
+  pairs = np.concatenate([np.stack([np.zeros_like(gap), gap], -1), np.full((8, 3, 14), -1e9, np.float32)], -1)[:, None]
+  model = types.SimpleNamespace(table=lambda params: jnp.eye(16), config=types.SimpleNamespace(candidates=0))
+
+  def token_mean(rows, shift):
+    out = types.SimpleNamespace(rows=rows + shift, confidence=None)
+    zeros = jnp.zeros((8, 1, 3), jnp.int32)
+    return losses.block_loss(losses.BlockLoss(1.0, 0.0, 0.0, decay=None), model, None, out, rows, jnp.eye(16), Labels(zeros, zeros, counted[:, None]))[0]
+
+  def both():
+    return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(rows, table), jax.jit(jax.value_and_grad(token_mean, 1))(pairs, jnp.zeros(16))
+
+  expected, mean = both()
+  assert abs(float(mean[0]) - 2.0) < 1e-5
+  for shape in SHAPES:
+    with sharding.use(sharding.make_mesh(*shape)):
+      found, now = both()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), now, mean)
+
+
+def batch_at(step):
+  rng = np.random.default_rng(step)
+  segments = np.repeat(np.array([[1] * 14 + [2] * 8 + [0] * 2], np.int32), 8, 0)
+  return {"tokens": rng.integers(0, 59, (8, 24)).astype(np.int32), "segments": segments, "answer": (segments > 0) & (rng.random((8, 24)) < 0.9),
+          "progress": np.float32(step / 20)}
+
+
+def train(folder, steps, mesh=None, **options):
+  """Losses by step of a small drafter of `folder`, which ends at `steps` of 20."""
+  target = toys.target(vocab=64, stacked=True)
+  model = BlockDrafter(toys.block_drafter(target, **options).config)
+  target = target if mesh is None else on_mesh(target, mesh)
+  trainable, frozen = initial(model, target, None, 0)
+  objective = Objective(target, model, 4, loss=losses.BlockLoss(), ce_share=0.25)
+  part = sharding.local_rows(mesh, 8)
+  local = lambda step: {k: x if np.ndim(x) == 0 else x[part] for k, x in batch_at(step).items()}
+  trainer.fit(
+      trainable, objective, adamw(learning_rate(1e-3, 20)), local, steps, pathlib.Path(folder), 0, {"target": target.params, "frozen": frozen},
+      log_every=1, save_every=10, mesh=mesh)
+  return [json.loads(line)["loss"] for line in (pathlib.Path(folder) / "metrics.jsonl").read_text().splitlines()]
+
+
+def training_on_every_mesh():
+  """20 steps give one device's losses; a run saved on one mesh goes on on another with the same numbers."""
+  with tempfile.TemporaryDirectory() as folder:
+    folder = pathlib.Path(folder)
+    expected = train(folder / "one", 20)
+    for shape in SHAPES:
+      np.testing.assert_allclose(train(folder / str(shape), 20, sharding.make_mesh(*shape)), expected, rtol=1e-5, err_msg=str(shape))
+    train(folder / "moved", 10, sharding.make_mesh(*SHAPES[2]))
+    moved = train(folder / "moved", 20, sharding.make_mesh(*SHAPES[0]))
+    assert len(moved) == 20
+    np.testing.assert_allclose(moved, expected, rtol=1e-5)
+
+
+def loading():
+  """A published folder, in one file or GGUF-like order of layers, lands as `load_target` and a copy give it, read part by part."""
+  target = toys.target(vocab=64, attention_bias=True)
+  with tempfile.TemporaryDirectory() as folder:
+    hub.save_target(folder, target.config, target.params, None)
+    for shape, stacked, transposed in (((2, 2, 2), True, False), ((1, 1, 8), False, True)):
+      mesh = sharding.make_mesh(*shape)
+      whole = specdec_jax.load_target(folder, stacked=stacked, transposed=transposed)
+      split = specdec_jax.load_target(folder, mesh=mesh, stacked=stacked, transposed=transposed)
+      jax.tree.map(np.testing.assert_array_equal, split.params, whole.params)
+      wanted = sharding.shardings(whole.params, mesh, transposed=transposed)
+      assert jax.tree.all(jax.tree.map(lambda x, w: x.sharding.is_equivalent_to(w, x.ndim), split.params, wanted))
+      assert not split.params["embedding"].is_fully_replicated
+    drafter = toys.block_drafter(target)
+    specdec_jax.export(drafter, folder + "/drafter")
+    for replicated in (False, True):
+      found = specdec_jax.load_drafter(folder + "/drafter", split, replicated)
+      assert found.params["layers_0"]["mlp"]["down"]["kernel"].is_fully_replicated == replicated
+
+
+def main(names):
+  jax.config.update("jax_num_cpu_devices", 8)
+  out = {}
+  for name in names:
+    try:
+      globals()[name]()
+      out[name] = "ok"
+    except Exception:
+      out[name] = traceback.format_exc()
+  print(json.dumps(out))
+
+
+if __name__ == "__main__":
+  main(sys.argv[1:])
