@@ -1,12 +1,17 @@
-"""What every experiment shares: the two flags, and the fields of a results record that do not depend on the experiment."""
+"""What every experiment shares: the two flags, the processes and the mesh of a run, and the fields of a results record that do not
+depend on the experiment."""
 
+import os
 import pathlib
+import sys
 from typing import Any
 
+import jax
 from absl import flags, logging
+from jax.sharding import Mesh
 from ml_collections import ConfigDict, config_flags
 
-from specdec_jax import report
+from specdec_jax import report, sharding
 from specdec_jax.models.target import Target
 
 
@@ -22,7 +27,31 @@ def settings() -> tuple[ConfigDict, pathlib.Path]:
   path = pathlib.Path(_config_file().split(":")[0])
   folder = pathlib.Path(flags.FLAGS.workdir or f"runs/{path.parent.name}_{path.stem}")
   folder.mkdir(parents=True, exist_ok=True)
+  connect(flags.FLAGS.config)
   return flags.FLAGS.config, folder
+
+
+def connect(config: ConfigDict) -> None:
+  """Joins the other processes of the run that config.distributed describes, if it does: coordinator, host:port of process 0, or
+  "auto" on a TPU slice or under a launcher that jax knows; processes; process, the number of this one; patience, seconds of silence
+  after which a process counts as lost and the others end."""
+  d = config.get("distributed")
+  if d is None or not d.coordinator:
+    return
+  which = {} if d.coordinator == "auto" else dict(coordinator_address=d.coordinator, num_processes=d.processes, process_id=d.process)
+  jax.distributed.initialize(**which, heartbeat_timeout_seconds=d.patience, shutdown_timeout_seconds=d.patience)
+
+
+def leave(error: BaseException) -> None:
+  """Ends this process with one message, at once: an ordinary exit would wait for the processes that are gone."""
+  print(error, file=sys.stderr, flush=True)
+  os._exit(1)
+
+
+def mesh(config: ConfigDict) -> Mesh | None:
+  """The mesh that config.mesh asks for, over the devices of all processes; None for one device."""
+  sizes = dict(config.get("mesh") or {})
+  return sharding.make_mesh(**sizes) if any(n > 1 for n in sizes.values()) else None
 
 
 def record(experiment: str, target: Target | None, drafter: dict[str, Any] | None = None, **fields) -> dict[str, Any]:

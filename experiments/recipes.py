@@ -19,7 +19,8 @@ def drafter_config(config: ConfigDict, target: Target) -> DrafterConfig | Serial
   model = dataclasses.replace(target.config, family="qwen3", qk_norm=True, layers=layers, windows=(d.pop("window", None),) * layers, tied=False)
   shared = {"model": model, "taps": tuple(d.pop("taps")), "target_layers": target.config.layers, "tokenizer_hash": target.tokenizer.fingerprint()}
   if kind == "block":
-    return DrafterConfig(**shared, mask_id=target.tokenizer.id(config.mask_token), anchors=config.anchors, **d)
+    mask = config.mask_token if isinstance(config.mask_token, int) else target.tokenizer.id(config.mask_token)
+    return DrafterConfig(**shared, mask_id=mask, anchors=config.anchors, **d)
   return SerialConfig(**shared, kind=kind, **d)
 
 

@@ -17,7 +17,7 @@ from rich import print as show
 import specdec_jax
 from experiments import common
 from experiments.recipes import drafter_config, objective
-from specdec_jax import metrics, report
+from specdec_jax import metrics, report, sharding
 from specdec_jax.data import corpus, feature_cache, packing, pipeline
 from specdec_jax.data.prompts import chat_prompt, read_turns, shipped_prompts
 from specdec_jax.data.regenerate import read_responses, regenerate
@@ -59,7 +59,8 @@ def training_data(config, target: Target, workdir: pathlib.Path):
     made_from["prompts"] = hashlib.sha256(pathlib.Path(config.prompts).read_bytes()).hexdigest()[:16]
   if config.system:
     made_from["system"] = config.system
-  asked = pipeline.read_or_write(pipeline.Prompts, folder, made_from, lambda: training_prompts(config, target))
+  stored_once = lambda kind, make: sharding.in_turn(kind.__name__, lambda: pipeline.read_or_write(kind, folder, made_from, make))
+  asked = stored_once(pipeline.Prompts, lambda: training_prompts(config, target))
   prompts = [(x["name"].decode(), x["prompt"].tolist()) for x in (asked[i] for i in range(len(asked)))]
   path = pathlib.Path(config.responses or workdir / "responses.jsonl")
   counts = regenerate(target, prompts, path, config.response_batch, config.max_new_tokens, config.temperature, seed)
@@ -68,14 +69,13 @@ def training_data(config, target: Target, workdir: pathlib.Path):
     raise ValueError(f"{path} holds no usable response: {dict(counts)}")
   made_from |= {"responses": hashlib.sha256(path.read_bytes()).hexdigest()[:16], **counts}
   tokens = lambda row: {k: np.array(row[k], np.int32) for k in ("prompt", "answer")}
-  said = pipeline.read_or_write(
-      pipeline.Responses, folder, made_from, lambda: [{"name": r["name"], "reason": r["reason"], **tokens(r)} for r in found])
+  said = stored_once(pipeline.Responses, lambda: [{"name": r["name"], "reason": r["reason"], **tokens(r)} for r in found])
 
   def packed():
     order = np.random.default_rng(seed).permutation(len(said))
     return pipeline.row_examples(packing.pack(((r["prompt"].tolist(), r["answer"].tolist()) for r in (said[i] for i in order)), config.row_length))
 
-  stored = pipeline.numbered(pipeline.read_or_write(pipeline.PackedRows, folder, made_from, packed))
+  stored = pipeline.numbered(stored_once(pipeline.PackedRows, packed))
   return stored, pipeline.all_rows(stored), {"responses": dict(counts), "response_tokens": sum(len(r["answer"]) for r in found)}
 
 
@@ -83,6 +83,8 @@ def cached_features(config, target: Target, taps, packed: packing.Rows) -> featu
   """The feature cache that the configuration asks for, written where it is not there yet; None for features on the fly."""
   if not config.feature_cache:
     return None
+  if jax.process_count() > 1:
+    raise ValueError("feature_cache is written and read by one process: leave it empty, and features are computed on the fly")
   folder = pathlib.Path(config.feature_cache)
   try:
     return feature_cache.open_cache(folder, target, taps, packed, config.feature_dtype)
@@ -92,24 +94,31 @@ def cached_features(config, target: Target, taps, packed: packing.Rows) -> featu
     return feature_cache.write(folder, target, taps, packed, config.feature_dtype, 32, compute)
 
 
-def train(config, workdir: pathlib.Path) -> pathlib.Path:
-  """Trains the drafter that `config` describes, or goes on with it; returns the folder of the exported drafter."""
-  target = specdec_jax.load_target(config.target)
+def train(config, workdir: pathlib.Path) -> pathlib.Path | None:
+  """Trains the drafter that `config` describes, or goes on with it; the folder of the exported drafter, None but in the first process."""
+  mesh = common.mesh(config)
+  part = sharding.local_rows(mesh, config.batch)
+  target = specdec_jax.load_target(config.target, config.dtype, mesh)
   c = drafter_config(config, target)
-  model = drafter_model(c)
+  model = drafter_model(c, dtype=target.dtype)
   loss = objective(config, target, model)
   stored, packed, summary = training_data(config, target, workdir)
   trainable, frozen = initial(model, target, packed, config.seed)
   show({**summary, "drafter": config.name, "trainable_parameters": sum(x.size for x in jax.tree.leaves(trainable)), "rows": len(packed.tokens)})
   cache = cached_features(config, target, model.taps, packed)
 
-  stream = pipeline.batches(stored, config.batch, config.seed)
+  stream = pipeline.batches(stored, config.batch, config.seed, part)
 
-  def batch_at(step):
-    batch = stream[step]
+  def rows_at(index, step):
+    batch = stream[index]
     row = batch.pop("row")
     batch["progress"] = np.float32(step / config.steps)
     return batch if cache is None else batch | {"cached": cache.rows(row)}
+
+  def batch_at(step):
+    count = config.micro_batches
+    parts = [rows_at(step * count + k, step) for k in range(count)]
+    return parts[0] if count == 1 else trainer.window(parts, count)
 
   def finished(trained) -> Drafter:
     return Drafter(config.name, c, model, {**trained, **frozen}, "in training")
@@ -122,22 +131,28 @@ def train(config, workdir: pathlib.Path) -> pathlib.Path:
       done = specdec_jax.generate(target, drafter, texts, 96, temperature=1.0, seed=list(range(len(texts))))
       found = metrics.acceptance([r.rounds for r in done])
       out[f"accepted_length/{domain}"] = found["accepted_length"]
-      report.append(workdir / "results.jsonl", common.record(
-          "train_drafter", target, {"name": config.name, "hash": None}, seed=config.seed, dataset=domain, temperature=1.0,
-          concurrency=len(texts), schedule="fixed", n_requests=len(texts), n_rounds=found["rounds"], speculation={"on": True, "why": None},
-          metrics=found, notes=f"step {step}"))
+      if jax.process_index() == 0:
+        report.append(workdir / "results.jsonl", common.record(
+            "train_drafter", target, {"name": config.name, "hash": None}, seed=config.seed, dataset=domain, temperature=1.0,
+            concurrency=len(texts), schedule="fixed", n_requests=len(texts), n_rounds=found["rounds"], speculation={"on": True, "why": None},
+            metrics=found, notes=f"step {step}"))
     return out
 
   trained = trainer.fit(
       trainable, loss, adamw(learning_rate(config.learning_rate, config.steps)), batch_at, config.steps, workdir, config.seed,
       {"target": target.params, "frozen": frozen}, save_every=config.save_every, evaluate=evaluate, facts={
           "drafter": c.to_published(), "target": target.hash, "rows": hashlib.sha256(packed.tokens.tobytes()).hexdigest()[:16],
+          **({"micro_batches": config.micro_batches} if config.micro_batches > 1 else {}),
           "loss": config.loss.to_dict(), "features": config.feature_dtype if cache is not None else "on the fly", **{k: config[k] for k in (
-              "seed", "batch", "anchors", "anchor_rule", "ce_share", "steps", "learning_rate")}})
+              "seed", "batch", "anchors", "anchor_rule", "ce_share", "steps", "learning_rate")}}, mesh=mesh, transposed=model.transposed,
+      micro_batches=config.micro_batches)
+  trained, frozen = sharding.fetch((trained, frozen), mesh)
+  if jax.process_index() > 0:
+    return None
   folder = workdir / config.name
   specdec_jax.export(finished(trained), folder, dtype="bfloat16")
   (folder / "training.json").write_text(json.dumps(
-      {**summary, "steps": config.steps, "anchors_a_row": config.anchors, "target_tokens": config.steps * config.batch * config.row_length,
+      {**summary, "steps": config.steps, "anchors_a_row": config.anchors, "target_tokens": config.steps * config.micro_batches * config.batch * config.row_length,
        "process_minutes": round(time.process_time() / 60, 1), "target": target.hash}, indent=2) + "\n")
   show(f"written to {folder}")
   return folder
@@ -148,6 +163,13 @@ def main(argv):
   train(*common.settings())
 
 
+def run(argv):
+  try:
+    main(argv)
+  except trainer.ProcessLost as e:
+    common.leave(e)
+
+
 if __name__ == "__main__":
   common.define("configs/tiny/dspark.py")
-  app.run(main)
+  app.run(run)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -133,6 +134,22 @@ def fetch(tree, mesh: Mesh | None):
   if mesh is not None and not all(x.is_fully_addressable for x in jax.tree.leaves(tree)):
     tree = jax.jit(lambda x: x, out_shardings=replicated(mesh))(tree)
   return jax.device_get(tree)
+
+
+def barrier(name: str) -> None:
+  """Waits until every process is here; nothing in a run of one."""
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices(name)
+
+
+def in_turn(name: str, work: Callable[[], Any]) -> Any:
+  """work(), first in the first process, then in the others: what the first one writes to a shared folder, the others find."""
+  if jax.process_index() == 0:
+    found = work()
+    barrier(name)
+    return found
+  barrier(name)
+  return work()
 
 
 def create(make: Callable, mesh: Mesh | None, *inputs, rules: Rules = PARAMETERS, transposed: bool = False) -> Any:

@@ -17,6 +17,7 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.data_seed = 0  # prompts, responses, packing
   c.name = "dspark"
   c.target = "tiny"
+  c.dtype = "float32"  # of the target, and of what the drafter computes in
   c.mask_token = "<|mask|>"
   c.prompts = ""  # training questions, a {"turns": […]} JSONL; "": those of the embedded corpus
   c.system = ""  # system prompt
@@ -32,7 +33,8 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.loss = ml_collections.ConfigDict(dict(ce=0.1, tv=0.9, confidence=1.0, selector=1.0, decay=4.0))
   c.ce_share = 0.25  # of the steps, cross-entropy alone: TV learns slowly while q is far from p
   c.row_length = 320
-  c.batch = 3  # rows a step
+  c.batch = 3  # rows of a micro-batch
+  c.micro_batches = 1  # of a step
   c.anchors = 48  # a row; 0, for serial drafters: every column
   c.anchor_rule = "cumulative"
   c.steps = 2400
@@ -40,6 +42,8 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.evaluation = ml_collections.ConfigDict(dict(maths="tiny", code="tiny", chat="tiny"))  # "tiny", or a {"turns": […]} JSONL
   c.evaluation_prompts = 8  # a domain, at checkpoints
   c.save_every = 600
+  c.mesh = ml_collections.ConfigDict(dict(data=1, fsdp=1, tensor=1))  # devices, of all processes together
+  c.distributed = ml_collections.ConfigDict(dict(coordinator="", processes=1, process=0, patience=100))  # see experiments.common.connect
   if variant == "smoke":
     c.prompts = str(ASSETS / "tiny" / "prompts" / "code.jsonl")  # Reading the corpus takes longer than the rest.
     c.documents, c.response_batch, c.max_new_tokens, c.steps, c.anchors, c.evaluation_prompts = 8, 8, 16, 3, 8, 1

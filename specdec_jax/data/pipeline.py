@@ -113,6 +113,15 @@ def all_rows(rows: grain.MapDataset) -> Rows:
   return Rows(*(np.stack([r[k] for r in every]) for k in ("tokens", "segments", "answer")))
 
 
-def batches(rows: grain.MapDataset, batch: int, seed: int) -> grain.MapDataset:
-  """Shuffled batches without end: item i is a pure function of i, so that a step number is the whole data position."""
-  return rows.seed(seed).shuffle().repeat().batch(batch)
+def batches(rows: grain.MapDataset, batch: int, seed: int, part: slice | None = None) -> grain.MapDataset:
+  """Shuffled batches without end: item i is a pure function of i, so that a step number is the whole data position.
+
+  part: the rows of every batch that this process reads, all where None; whichever way a batch is parted, it holds the same rows.
+  """
+  stream = rows.seed(seed).shuffle().repeat()
+  if part is None:
+    return stream.batch(batch)
+  size = part.stop - part.start
+  if batch % size or part.start % size:
+    raise ValueError(f"rows {part.start} … {part.stop - 1} are no even part of a batch of {batch}")
+  return stream.batch(size)[part.start // size :: batch // size]

@@ -1,12 +1,15 @@
 """Responses of the target itself, what drafters are trained on: resumable, with every unusable row counted by reason."""
 
+import io
 import json
 import pathlib
 from collections import Counter
 from collections.abc import Sequence
 
+import jax
 from rich import progress
 
+from specdec_jax import sharding
 from specdec_jax.decode import Completion, NoPromptServed, generate
 from specdec_jax.facts import claim
 from specdec_jax.models.target import Target
@@ -24,13 +27,16 @@ def regenerate(
   were made with stands beside them; raises ValueError for a file made with something else, or for other prompts.
   """
   made_from = {"target": target.hash, "max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-  claim(path.with_suffix(".json"), made_from, started=path.exists())
+  first = jax.process_index() == 0  # The others decode with it; one writes.
+  if first:
+    claim(path.with_suffix(".json"), made_from, started=path.exists())
   done = {row["index"]: row["prompt"] for row in read_responses(path, usable=False)} if path.exists() else {}
   changed = [i for i, prompt in done.items() if i >= len(prompts) or prompt != list(prompts[i][1])]
   if changed:
     raise ValueError(f"{path} answers other prompts than these (first at {changed[0]}): remove it, or take another work folder")
   todo = [i for i in range(len(prompts)) if i not in done]
-  with path.open("a+") as out, progress.Progress() as bar:
+  sharding.barrier("responses that are there")
+  with path.open("a+") if first else io.StringIO() as out, progress.Progress(disable=not first) as bar:
     if out.tell() and not path.read_text().endswith("\n"):
       out.write("\n")  # A killed run left half a line.
     task = bar.add_task("regenerating", total=len(prompts), completed=len(done))
@@ -43,6 +49,7 @@ def regenerate(
         out.write(json.dumps({"index": i, "name": prompts[i][0], "prompt": list(prompts[i][1]), "answer": reply.tokens, "reason": reason}) + "\n")
       out.flush()
       bar.update(task, advance=len(part))
+  sharding.barrier("responses")
   return Counter(row["reason"] for row in read_responses(path, usable=False))
 
 

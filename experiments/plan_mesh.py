@@ -1,0 +1,259 @@
+"""What training and decoding would take on devices that are not there: compiled ahead of time, counted from shapes.
+
+  python -m experiments.plan_mesh --config=configs/qwen3_4b/plan.py:v5e
+
+TPU topologies need libtpu (pip install 'jax[tpu]'), GPUs the CUDA plugin and ptxas (pip install 'jax[cuda13-local]' beside a CUDA
+toolkit, or nvidia-cuda-nvcc); neither needs a device. A program that needs more memory than a device has is refused by the TPU
+compiler; for GPUs its size is compared with the memory.
+"""
+
+import collections
+import dataclasses
+import functools
+import importlib.util
+import os
+import pathlib
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding
+from rich import console as rich_console
+from rich import table as rich_table
+
+from experiments import common
+from specdec_jax import counting, decode, presets, report, sharding, slots
+from specdec_jax.drafters import drafter_model
+from specdec_jax.models.decoder import Decoder, head_table
+from specdec_jax.models.target import Target
+from specdec_jax.training import losses, trainer
+from specdec_jax.training.objective import FROZEN, Objective
+from specdec_jax.training.optimizer import adamw, learning_rate
+
+common.define("configs/qwen3_4b/plan.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """One device, from its maker's data sheet: bytes of memory, bfloat16 operations/s, bytes/s of memory and of the links to others."""
+
+  memory: float
+  flops: float
+  bandwidth: float
+  links: float
+
+
+CHIPS = {
+    "v5e": Chip(16 * 2**30, 197e12, 819e9, 200e9), "v6e": Chip(32 * 2**30, 918e12, 1640e9, 448e9), "v5p": Chip(95 * 2**30, 459e12, 2765e9, 600e9),
+    "h200": Chip(141e9, 989e12, 4.8e12, 450e9)}
+
+H200 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
+  block_dim_limit_z: 65535 memory_bandwidth: 4800000000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
+  device_memory_size: 151397597184 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536 thread_dim_limit_x: 1024 thread_dim_limit_y: 1024
+  thread_dim_limit_z: 64 device_vendor: "NVIDIA Corporation" platform_version: "Compute Capability 9.0a" device_address_bits: 64
+  name: "NVIDIA H200" driver_version: "13.0.0" runtime_version: "13.0.0" compile_time_toolkit_version: "13.0.0" dnn_version: "9.10.0"
+}
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } device_description_str: "NVIDIA H200"
+"""
+
+
+def make_mesh(topology: str, shape) -> Mesh:
+  """A mesh of absent devices: "v5e:2x4" and the like, or "h200:1x8". Raises RuntimeError that says what to install."""
+  kind, _, grid = topology.partition(":")
+  if kind not in CHIPS:
+    raise ValueError(f"no chip {kind!r}: {', '.join(CHIPS)}")
+  needs, how = ("jax_plugins.xla_cuda13", "jax[cuda13-local]") if kind == "h200" else ("libtpu", "jax[tpu]")
+  if importlib.util.find_spec(needs.split(".")[0]) is None or importlib.util.find_spec(needs) is None:
+    raise RuntimeError(f"compiling for {topology} needs the package {needs}: pip install '{how}' (no device is needed)")
+  if kind == "h200":
+    made = topologies.get_topology_desc(
+        platform="cuda", topology_name="h200", target_config=H200, topology="1x" + grid if grid.count("x") == 1 else grid)
+  else:
+    made = topologies.get_topology_desc(
+        platform="tpu", topology_name=topology, **({"chips_per_host_bounds": (1, 1, 1)} if grid == "1x1" else {}))
+  if np.prod(shape) != len(made.devices):
+    raise ValueError(f"a mesh of {tuple(shape)} does not fit the {len(made.devices)} devices of {topology}")
+  return Mesh(np.array(made.devices).reshape(shape), sharding.AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def shapes(tree, mesh: Mesh, rules=sharding.PARAMETERS, dtype: str | None = None):
+  """`tree` as shapes with shardings; dtype: of what is floating-point, unchanged where None."""
+  def one(x, where):
+    kind = dtype if dtype and jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
+    return jax.ShapeDtypeStruct(x.shape, kind, sharding=where)
+
+  return jax.tree.map(one, tree, sharding.shardings(tree, mesh, rules))
+
+
+@dataclasses.dataclass(frozen=True)
+class Models:
+  """Target and drafter of a plan: functions, and their parameters as shapes."""
+
+  target: Target
+  drafter: object
+  trainable: dict
+  frozen: dict
+
+
+def models(config, mesh: Mesh) -> Models:
+  """Nothing is computed: initialisers are traced for their shapes."""
+  c = presets.target_config(config.target)
+  decoder = Decoder(c)
+  params = jax.eval_shape(lambda key: decoder.init(key, jnp.zeros((1, 8), jnp.int32), method="init_all")["params"], jax.random.key(0))
+  params = shapes(params, mesh, dtype="bfloat16")
+  model = drafter_model(presets.drafter_config(config.target, config.drafter), dtype="bfloat16")
+  own = shapes(jax.eval_shape(model.init_params, jax.random.key(0)), mesh)
+  return Models(
+      Target(config.target, c, decoder, params, None, "", "bfloat16", mesh), model, {k: v for k, v in own.items() if k not in FROZEN},
+      {"embedding": params["embedding"], "head": {"kernel": head_table(params)}})
+
+
+def training_step(config, m: Models, mesh: Mesh):
+  """(jitted update, its arguments): one optimizer step over `batch` sequences, `rows` at a time."""
+  t = config.training
+  loss = Objective(m.target, m.drafter, t.anchors, loss=losses.BlockLoss(**presets.LOSSES[config.drafter]))
+  tx = adamw(learning_rate(presets.TRAINING["learning_rate"], 10_000))
+  make = lambda params: trainer.TrainState(jnp.zeros((), jnp.int32), params, tx.init(params), jax.random.key(0))
+  state = shapes(jax.eval_shape(make, m.trainable), mesh)
+  times = t.batch // t.rows
+  where = NamedSharding(mesh, sharding.P(None, sharding.BATCH))
+  row = lambda dtype: jax.ShapeDtypeStruct((times, t.rows, t.row_length), dtype, sharding=where)
+  batch = {"tokens": row(jnp.int32), "segments": row(jnp.int32), "answer": row(bool), "progress": jax.ShapeDtypeStruct((times,), jnp.float32)}
+  batch = {"batches": batch, "counts": jax.ShapeDtypeStruct((times,), bool)}
+  out = jax.tree.map(lambda x: x.sharding, state), sharding.replicated(mesh)
+  return trainer.make_update(loss, tx, times, out), (state, batch, {"target": m.target.params, "frozen": m.frozen})
+
+
+def decoding_steps(config, m: Models, mesh: Mesh):
+  """(name, jitted program, static arguments, arguments) of a round: drafting, a verify call of each bucket, committing."""
+  d, method = config.decoding, decode.Method(m.target.decoder, m.drafter, m.drafter.draft_length)
+  length, vocab = decode.round_up(d.length + m.drafter.draft_length + 1, 128), m.target.vocab
+  plain = lambda *s, dtype=jnp.int32: jax.ShapeDtypeStruct(s, dtype)
+  weights = shapes({**m.trainable}, mesh, sharding.REPLICATED if d.replicated else sharding.PARAMETERS, "bfloat16") | m.frozen
+  held = lambda tree: shapes(tree, mesh, sharding.STATE)
+  made = jax.eval_shape(functools.partial(slots._empty, method, length, "bfloat16"), plain(d.slots), plain(d.slots, vocab), plain(d.slots))
+  state = held(made.replace(counts=None))
+  settings = jax.tree.map(lambda x: plain(*x.shape, dtype=x.dtype), slots.stack([None] * d.slots, "greedy", vocab))
+  alive, most = plain(d.slots, dtype=bool), plain(d.slots)
+  run = slots.PROGRAMS
+  drafting = ("draft", run["draft"], (method, "greedy", vocab, length, weights, state, settings, alive, most, None))
+  draft = held(jax.eval_shape(functools.partial(slots._draft, *drafting[2][:4]), *drafting[2][4:]))
+  yield drafting
+  cache, rest, verified = state.cache, state.replace(cache=None), None
+  for bucket in d.buckets:
+    args = (method, bucket, length, m.target.params, cache, rest, draft, alive)
+    verified = held(jax.eval_shape(functools.partial(slots._verify, *args[:3]), *args[3:]))
+    yield f"verify {bucket}", run["verify"], args
+  yield "commit", run["commit"], (
+      method, "greedy", vocab, weights, rest, verified.cache, verified.replace(cache=None), draft, settings, alive)
+
+
+def measure(name: str, program, args, mesh: Mesh, chip: Chip, extra_bytes: float = 0.0) -> dict:
+  """Compiles a program for the mesh and counts what it takes."""
+  began = time.time()
+  with sharding.use(mesh):
+    traced = program.trace(*args)
+    work = counting.work(traced.jaxpr)
+    row = {"program": name, "flops": work.flops, "bytes": work.bytes + extra_bytes}
+    try:
+      compiled = traced.lower().compile()
+    except jax.errors.JaxRuntimeError as e:
+      if "RESOURCE_EXHAUSTED" not in str(e):
+        raise
+      return row | {"fits": False, "why": str(e).splitlines()[0][:300], "compile_seconds": time.time() - began}
+  memory, devices = compiled.memory_analysis(), mesh.size
+  size = memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+  found = counting.exchanges(compiled.as_text(), devices)
+  by_kind = collections.defaultdict(lambda: {"count": 0, "bytes_sent": 0.0, "largest": 0})
+  for e in found:
+    k = by_kind[e.kind]
+    k["count"] += e.times
+    k["bytes_sent"] += e.sent
+    k["largest"] = max(k["largest"], e.bytes)
+  times = {"compute": row["flops"] / devices / chip.flops, "memory": row["bytes"] / devices / chip.bandwidth,
+           "links": sum(e.sent for e in found) / chip.links}
+  return row | {
+      "fits": size < chip.memory, "device_bytes": size, "argument_bytes": memory.argument_size_in_bytes, "temporary_bytes": memory.temp_size_in_bytes,
+      "collectives": dict(by_kind), "seconds": times, "roofline_seconds": max(times.values()), "bound": max(times, key=times.get),
+      "compile_seconds": time.time() - began}
+
+
+def programs(config, what: str, m: Models, mesh: Mesh):
+  """(name, jitted program, arguments, bytes besides its products) of training or of decoding."""
+  if what == "training":
+    update, args = training_step(config, m, mesh)
+    optimizer = 2 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(args[0]) if isinstance(x.dtype, np.dtype))
+    yield "training step", update, args, optimizer
+  else:
+    yield from ((*step, 0.0) for step in decoding_steps(config, m, mesh))
+
+
+def markdown(rows, title: str) -> str:
+  """The table of a plan."""
+  lines = [
+      f"**{title}**", "", "| program | GB a device | fits | collectives (count, MB sent by a device) | TFLOP | GB moved | compute, memory, links (ms) | roofline (ms) |",
+      "|" + " --- |" * 8]
+  for r in rows:
+    if "device_bytes" not in r:
+      lines.append(f"| {r['program']} | – | no: {r['why']} | | {r['flops'] / 1e12:.1f} | {r['bytes'] / 1e9:.0f} | | |")
+      continue
+    kinds = "; ".join(f"{k} {v['count']}, {v['bytes_sent'] / 1e6:.0f}" for k, v in r["collectives"].items()) or "none"
+    parts = ", ".join(f"{1e3 * s:.2f}" for s in r["seconds"].values())
+    lines.append(
+        f"| {r['program']} | {r['device_bytes'] / 1e9:.2f} | {'yes' if r['fits'] else 'no'} | {kinds} | {r['flops'] / 1e12:.2f} | "
+        f"{r['bytes'] / 1e9:.1f} | {parts} | {1e3 * r['roofline_seconds']:.2f} ({r['bound']}) |")
+  return "\n".join(lines) + "\n"
+
+
+def plan(config, what: str, workdir: pathlib.Path) -> tuple[str, list[dict]]:
+  """(title, one row a program) of training or of decoding; the rows are appended to results.jsonl."""
+  shape = tuple(config[what].mesh[a] for a in sharding.AXES)
+  mesh, chip = make_mesh(config.topology, shape), CHIPS[config.topology.split(":")[0]]
+  m, rows = models(config, mesh), []
+  title = f"{what}: {config.target} with {config.drafter} on {config.topology}, data {shape[0]} × fsdp {shape[1]} × tensor {shape[2]}"
+  for name, program, args, extra in programs(config, what, m, mesh):
+    rows.append(measure(name, program, args, mesh, chip, extra))
+    report.append(workdir / "results.jsonl", common.record(
+        "plan_mesh", m.target, {"name": config.drafter, "hash": None}, notes=f"{title}: {name}; {rows[-1].get('why', '')}",
+        metrics={k: v for k, v in rows[-1].items() if k != "why"}))
+  return title, rows
+
+
+def show(screen: rich_console.Console, title: str, rows: list[dict]) -> None:
+  shown = rich_table.Table("program", "GB a device", "fits", "MB sent", "TFLOP", "roofline (ms)", "bound", "compile (s)", title=title)
+  for r in rows:
+    sent = sum(v["bytes_sent"] for v in r.get("collectives", {}).values())
+    known = "device_bytes" in r
+    shown.add_row(
+        r["program"], f"{r['device_bytes'] / 1e9:.2f}" if known else "–", "yes" if r["fits"] else "no", f"{sent / 1e6:.0f}" if known else "–",
+        f"{r['flops'] / 1e12:.2f}", f"{1e3 * r['roofline_seconds']:.2f}" if known else "–", r.get("bound", "–"), f"{r['compile_seconds']:.0f}")
+  screen.print(shown)
+  for r in rows:
+    if not r["fits"]:
+      screen.print(f"{r['program']} does not fit: {r.get('why', 'more than the memory of a device')}")
+
+
+def main(argv):
+  del argv
+  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # Of libtpu: there is no TPU to ask.
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+  jax.config.update("jax_platforms", "cpu")  # This process's own.
+  config, workdir = common.settings()
+  tables = []
+  for what in config.what:
+    title, rows = plan(config, what, workdir)
+    show(rich_console.Console(width=150), title, rows)
+    tables.append(markdown(rows, title))
+  (workdir / "plan.md").write_text("\n".join(tables))
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,58 @@
+"""Sizes of published targets and settings of their published drafters, for planning and training without a checkpoint at hand.
+
+Targets as in their config.json; drafters as RELEASED_FORMATS §1, §3 and ALGORITHMS §5 have them. A checkpoint that is loaded
+brings its own.
+"""
+
+import dataclasses
+
+from specdec_jax.config import DrafterConfig, ModelConfig, Rotary, SerialConfig
+
+
+def _qwen3(width: int, layers: int, heads: int, mlp: int, tied: bool) -> ModelConfig:
+  return ModelConfig(
+      family="qwen3", vocab=151_936, width=width, layers=layers, heads=heads, kv_heads=8, head_dim=128, mlp=mlp, rotary=Rotary(1e6, 128),
+      max_positions=40_960, windows=(None,) * layers, qk_norm=True, tied=tied, bos=151_643, eos=(151_643, 151_645), pad=151_643)
+
+
+TARGETS = {
+    "qwen3-4b": _qwen3(2560, 36, 32, 9728, True),
+    "qwen3-8b": _qwen3(4096, 36, 32, 12_288, False),
+    "qwen3-14b": _qwen3(5120, 40, 40, 17_408, False),
+    "smollm2-135m": ModelConfig(
+        family="llama", vocab=49_152, width=576, layers=30, heads=9, kv_heads=3, head_dim=64, mlp=1536, rotary=Rotary(1e5, 64), max_positions=8192,
+        windows=(None,) * 30, norm_eps=1e-5, tied=True, init_scale=576**-0.5, bos=1, eos=(2,), pad=2)}
+
+QWEN3_MASK = 151_669
+_TAPS = {"qwen3-4b": (1, 9, 17, 25, 33), "qwen3-8b": (1, 9, 17, 25, 33), "qwen3-14b": (1, 10, 19, 28, 37)}
+_PARTS = {
+    "dspark": dict(block=7, head="markov", rank=256, confidence=True, confidence_with_head=True),
+    "dflash": dict(block=7),
+    "dflash2": dict(block=16, anchor_predicts=False, head="selector", rank=256, candidates=16, conv=2, own_embedding=False, anchors=256)}
+
+# Of the DeepSpec runs; DFlash 2's (NeMo) differ in betas (0.9, 0.95), a cosine to a tenth and sequences of 3072.
+TRAINING = dict(learning_rate=6e-4, warmup_share=0.04, batch=512, epochs=10, row_length=4096, clip=1.0)
+LOSSES = {
+    "dspark": dict(ce=0.1, tv=0.9, confidence=1.0, selector=0.0, decay=4.0), "dflash": dict(ce=1.0, tv=0.0, confidence=0.0, selector=0.0, decay=4.0),
+    "dflash2": dict(ce=1.0, tv=0.0, confidence=0.0, selector=1.0, decay=7.0)}
+
+
+def target_config(name: str) -> ModelConfig:
+  """A published target's sizes. Raises ValueError with the names there are."""
+  if name not in TARGETS:
+    raise ValueError(f"no preset {name!r}: {', '.join(TARGETS)}")
+  return TARGETS[name]
+
+
+def drafter_config(target: str, kind: str) -> DrafterConfig | SerialConfig:
+  """The published drafter of a Qwen3 target: "dspark", "dflash", "eagle3" (DeepSpec) or "dflash2" (NeMo's example for Qwen3-8B,
+  here for each). Raises ValueError where none was published."""
+  owner = target_config(target)
+  if target not in _TAPS or kind not in (*_PARTS, "eagle3"):
+    raise ValueError(f"no published {kind!r} drafter for {target!r}: {', '.join((*_PARTS, 'eagle3'))} for {', '.join(_TAPS)}")
+  layers = 1 if kind == "eagle3" else 5
+  shared = dict(
+      model=dataclasses.replace(owner, layers=layers, windows=(None,) * layers, tied=False), taps=_TAPS[target], target_layers=owner.layers)
+  if kind == "eagle3":
+    return SerialConfig(kind="eagle3", **shared)
+  return DrafterConfig(mask_id=QWEN3_MASK, **shared, **_PARTS[kind])
