@@ -74,7 +74,7 @@ def spec(path: str, shape: Sequence[int], mesh: Mesh, rules: Rules, transposed: 
 
   Raises ValueError that names the array and the axis where a size does not divide; heads stay whole then (WHOLE).
   """
-  entries = list(next(s for pattern, s in rules if re.search(pattern, path)))
+  entries = list(_first_match(rules, path))
   if transposed and path.endswith("kernel") and not TABLES.search(path):
     entries = entries[1:] + entries[:1]
   if rules is not STATE:
@@ -89,10 +89,17 @@ def spec(path: str, shape: Sequence[int], mesh: Mesh, rules: Rules, transposed: 
   return P(*entries)
 
 
+def _first_match(rules: Rules, path: str) -> P:
+  return next(entries for pattern, entries in rules if re.search(pattern, path))
+
+
+def _name(path) -> str:
+  return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
 def shardings(tree: Any, mesh: Mesh, rules: Rules = PARAMETERS, transposed: bool = False) -> Any:
   """NamedShardings of a pytree of arrays or their shapes. transposed: kernels are stored output-major. Raises as `spec`."""
-  return jax.tree_util.tree_map_with_path(
-      lambda path, x: NamedSharding(mesh, spec(jax.tree_util.keystr(path, simple=True, separator="/"), x.shape, mesh, rules, transposed)), tree)
+  return jax.tree_util.tree_map_with_path(lambda path, x: NamedSharding(mesh, spec(_name(path), x.shape, mesh, rules, transposed)), tree)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -116,17 +123,14 @@ def constrain_rows(x, flat: bool = False):
 
 def constrain_state(tree):
   """What a decode keeps, split by the rules STATE; a single slot, which nothing divides, lies on every device."""
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty:
+  if jax.sharding.get_abstract_mesh().empty:
     return tree
-  return jax.tree_util.tree_map_with_path(
-      lambda path, x: constrain(x, *next(s for p, s in STATE if re.search(p, jax.tree_util.keystr(path, simple=True, separator="/")))), tree)
+  return jax.tree_util.tree_map_with_path(lambda path, x: constrain(x, *_first_match(STATE, _name(path))), tree)
 
 
 def constrain_whole(tree):
   """Whole on every device, so that every process can read it."""
-  mesh = jax.sharding.get_abstract_mesh()
-  return tree if mesh.empty else jax.lax.with_sharding_constraint(tree, P())
+  return tree if jax.sharding.get_abstract_mesh().empty else jax.lax.with_sharding_constraint(tree, P())
 
 
 def fetch(tree, mesh: Mesh | None):

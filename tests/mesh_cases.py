@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import pathlib
+import re
 import sys
 import tempfile
+import threading
 import traceback
 import types
 
@@ -17,6 +19,8 @@ import specdec_jax
 from specdec_jax import hub, sharding
 from specdec_jax.data import pipeline
 from specdec_jax.drafters import BlockDrafter
+from specdec_jax.hub import folder as folder_lib
+from specdec_jax.hub import layout
 from specdec_jax.training import losses, trainer
 from specdec_jax.training.anchors import Labels
 from specdec_jax.training.objective import Objective, initial
@@ -178,19 +182,37 @@ def training_on_every_mesh():
     np.testing.assert_allclose(losses_of(folder / "moved"), expected, rtol=1e-5)
 
 
+class Reads(folder_lib.Tensors):
+  """Tensors that count what is read of them."""
+
+  sizes: list[int] = []
+
+  def read(self, name):
+    raise AssertionError(f"{name} was read whole")
+
+  def part(self, name, index):
+    found = super().part(name, index)
+    self.sizes.append(found.nbytes)
+    return found
+
+
 def loading():
-  """A published folder, in one file or GGUF-like order of layers, lands as `load_target` and a copy give it, read part by part."""
+  """A published folder lands as `load_target` and a copy give it, each byte read once and no tensor whole."""
   target = toys.target(vocab=64, attention_bias=True)
   with tempfile.TemporaryDirectory() as folder:
     hub.save_target(folder, target.config, target.params, None)
     for shape, stacked, transposed in (((2, 2, 2), True, False), ((1, 1, 8), False, True)):
       mesh = sharding.make_mesh(*shape)
       whole = specdec_jax.load_target(folder, stacked=stacked, transposed=transposed)
+      Reads.sizes, plain = [], folder_lib.Tensors
+      folder_lib.Tensors = Reads
       split = specdec_jax.load_target(folder, mesh=mesh, stacked=stacked, transposed=transposed)
+      folder_lib.Tensors = plain
       jax.tree.map(np.testing.assert_array_equal, split.params, whole.params)
       wanted = sharding.shardings(whole.params, mesh, transposed=transposed)
       assert jax.tree.all(jax.tree.map(lambda x, w: x.sharding.is_equivalent_to(w, x.ndim), split.params, wanted))
-      assert not split.params["embedding"].is_fully_replicated
+      assert sum(Reads.sizes) == sum(x.nbytes for x in jax.tree.leaves(whole.params))
+      assert max(Reads.sizes) <= whole.params["embedding"].nbytes // sharding.ways(mesh, ("fsdp", "tensor"))
     drafter = toys.block_drafter(target)
     specdec_jax.export(drafter, folder + "/drafter")
     for replicated in (False, True):
@@ -198,13 +220,31 @@ def loading():
       assert found.params["layers_0"]["mlp"]["down"]["kernel"].is_fully_replicated == replicated
 
 
+def loading_a_gigabyte():
+  """Bytes of a random checkpoint, of its largest tensor, and how much memory beyond the shards loading it took at most."""
+  c = toys.model_config(vocab=32_768, width=1024, layers=16, heads=16, kv_heads=8, head_dim=64, mlp=4096)
+  with tempfile.TemporaryDirectory() as folder:
+    rng = np.random.default_rng(0)
+    shapes = {name: e.shape for e in layout.decoder_entries(c) for name in e.names}
+    folder_lib.save(pathlib.Path(folder), c.to_published(), {n: rng.standard_normal(s, np.float32) for n, s in shapes.items()})
+    memory = lambda: 1024 * int(re.search(r"RssAnon:\s+(\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+    mesh, seen, done = sharding.make_mesh(1, 1, 8), [memory()], threading.Event()
+    watch = threading.Thread(target=lambda: [seen.append(memory()) for _ in iter(lambda: done.wait(0.002), True)])
+    watch.start()
+    target = specdec_jax.load_target(folder, mesh=mesh, stacked=True)
+    done.set()
+    watch.join()
+    held = sum(x.nbytes for x in jax.tree.leaves(target.params))
+    return {"checkpoint": held, "largest": max(4 * int(np.prod(s)) for s in shapes.values()), "beyond": max(seen) - seen[0] - held}
+
+
 def main(names):
   jax.config.update("jax_num_cpu_devices", 8)
   out = {}
   for name in names:
     try:
-      globals()[name]()
-      out[name] = "ok"
+      found = globals()[name]()
+      out[name] = "ok" if found is None else found
     except Exception:
       out[name] = traceback.format_exc()
   print(json.dumps(out))

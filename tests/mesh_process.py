@@ -4,6 +4,7 @@ STEPS LOST: trains together, process 1 leaving without a word before step LOST; 
 import json
 import os
 import sys
+import time
 
 import jax
 import ml_collections
@@ -22,6 +23,7 @@ def main(coordinator, process, folder, steps, lost):
 
   def before(step):
     if process == "1" and step == int(lost):
+      time.sleep(5)  # For the checkpoint before to be whole.
       os._exit(9)
 
   try:

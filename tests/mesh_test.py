@@ -43,6 +43,12 @@ def test_slow_case(case):
   assert found[case] == "ok", found[case]
 
 
+@pytest.mark.slow
+def test_loading_a_gigabyte_holds_one_tensor_more_than_the_shards():
+  found = run("loading_a_gigabyte")["loading_a_gigabyte"]
+  assert found["checkpoint"] > 1e9 and found["beyond"] <= found["largest"], found
+
+
 def together(folder, steps, lost):
   """(exit code, output, errors) of two processes that train and decode together."""
   with socket.socket() as s:
