@@ -50,6 +50,9 @@ CHIPS = {
     "v5e": Chip(16 * 2**30, 197e12, 819e9, 200e9), "v6e": Chip(32 * 2**30, 918e12, 1640e9, 448e9), "v5p": Chip(95 * 2**30, 459e12, 2765e9, 600e9),
     "h200": Chip(141e9, 989e12, 4.8e12, 450e9)}
 
+# What libtpu looks for where there is no TPU to ask.
+LIBTPU = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
+
 H200 = """
 gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
@@ -243,8 +246,8 @@ def show(screen: rich_console.Console, title: str, rows: list[dict]) -> None:
 
 def main(argv):
   del argv
-  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # Of libtpu: there is no TPU to ask.
-  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+  for name, value in LIBTPU.items():
+    os.environ.setdefault(name, value)
   jax.config.update("jax_platforms", "cpu")  # This process's own.
   config, workdir = common.settings()
   tables = []
