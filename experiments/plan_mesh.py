@@ -2,8 +2,7 @@
 
   python -m experiments.plan_mesh --config=configs/qwen3_4b/plan.py:v5e
 
-TPU topologies need libtpu (pip install 'jax[tpu]'), GPUs the CUDA plugin and ptxas (pip install 'jax[cuda13-local]' beside a CUDA
-toolkit, or nvidia-cuda-nvcc); neither needs a device. A program that needs more memory than a device has is refused by the TPU
+TPU topologies need libtpu, GPUs the CUDA plugin and ptxas (pip install -e '.[aot]' brings all of them); neither needs a device. A program that needs more memory than a device has is refused by the TPU
 compiler; for GPUs its size is compared with the memory.
 """
 
@@ -53,19 +52,7 @@ CHIPS = {
 # What libtpu looks for where there is no TPU to ask.
 LIBTPU = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
 
-H200 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
-  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
-  block_dim_limit_z: 65535 memory_bandwidth: 4800000000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
-  device_memory_size: 151397597184 shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }
-  registers_per_core_limit: 65536 registers_per_block_limit: 65536 thread_dim_limit_x: 1024 thread_dim_limit_y: 1024
-  thread_dim_limit_z: 64 device_vendor: "NVIDIA Corporation" platform_version: "Compute Capability 9.0a" device_address_bits: 64
-  name: "NVIDIA H200" driver_version: "13.0.0" runtime_version: "13.0.0" compile_time_toolkit_version: "13.0.0" dnn_version: "9.10.0"
-}
-platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } device_description_str: "NVIDIA H200"
-"""
+H200 = pathlib.Path(__file__).parents[1] / "configs" / "kernels" / "h200.txtpb"  # XLA's description of it
 
 
 def make_mesh(topology: str, shape) -> Mesh:
@@ -73,12 +60,12 @@ def make_mesh(topology: str, shape) -> Mesh:
   kind, _, grid = topology.partition(":")
   if kind not in CHIPS:
     raise ValueError(f"no chip {kind!r}: {', '.join(CHIPS)}")
-  needs, how = ("jax_plugins.xla_cuda13", "jax[cuda13-local]") if kind == "h200" else ("libtpu", "jax[tpu]")
+  needs, how = ("jax_plugins.xla_cuda13", "jax[cuda13-local]' nvidia-cuda-nvcc 'flatbuffers") if kind == "h200" else ("libtpu", "jax[tpu]")
   if importlib.util.find_spec(needs.split(".")[0]) is None or importlib.util.find_spec(needs) is None:
     raise RuntimeError(f"compiling for {topology} needs the package {needs}: pip install '{how}' (no device is needed)")
   if kind == "h200":
     made = topologies.get_topology_desc(
-        platform="cuda", topology_name="h200", target_config=H200, topology="1x" + grid if grid.count("x") == 1 else grid)
+        platform="cuda", topology_name="h200", target_config=H200.read_text(), topology="1x" + grid if grid.count("x") == 1 else grid)
   else:
     made = topologies.get_topology_desc(
         platform="tpu", topology_name=topology, **({"chips_per_host_bounds": (1, 1, 1)} if grid == "1x1" else {}))
