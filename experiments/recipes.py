@@ -11,11 +11,14 @@ from specdec_jax.training.losses import BlockLoss
 from specdec_jax.training.objective import Objective
 
 
+TAPS = {"block": 4, "eagle3": 5, "mtp": 1}  # where a configuration names no target layers
+
+
 def drafter_config(config: ConfigDict, target: Target) -> DrafterConfig | SerialConfig:
   """The drafter that `config.drafter` describes, with the target's sizes, frozen embedding and head."""
   d = dict(config.drafter)
-  d["taps"] = d["taps"] or default_taps(target.config.layers)
   kind, layers = d.pop("kind"), d.pop("layers", 1)
+  d["taps"] = d["taps"] or default_taps(target.config.layers, TAPS[kind])
   model = dataclasses.replace(target.config, family="qwen3", qk_norm=True, layers=layers, windows=(d.pop("window", None),) * layers, tied=False)
   shared = {"model": model, "taps": tuple(d.pop("taps")), "target_layers": target.config.layers, "tokenizer_hash": target.tokenizer.fingerprint()}
   if kind == "block":
@@ -25,7 +28,10 @@ def drafter_config(config: ConfigDict, target: Target) -> DrafterConfig | Serial
 
 
 def default_taps(layers: int, count: int = 4) -> tuple[int, ...]:
-  """`count` target layers from the second to the last but two (DFlash's published spread); fewer where there are not so many."""
+  """`count` target layers from the second to the last but two (DFlash's published spread), fewer where there are not so many; one: the
+  last."""
+  if count == 1:
+    return (layers - 1,)
   return tuple(sorted({max(0, round(1 + i * (layers - 4) / (count - 1))) for i in range(count)}))
 
 

@@ -122,11 +122,17 @@ def test_prompts_are_split_by_their_text(tmp_path):
 
 def test_a_target_of_any_size_has_taps_and_a_mask():
   import specdec_jax
-  from experiments.recipes import default_taps, unused_token
+  from configs.tiny import my_drafter
+  from experiments.recipes import default_taps, drafter_config, unused_token
 
   assert default_taps(36, 5) == (1, 9, 17, 25, 33)
   assert all(0 <= t < n for n in range(1, 40) for t in default_taps(n)) and default_taps(8) == (1, 2, 4, 5)
-  assert unused_token(specdec_jax.load_target("tiny")) == "<|mask|>"
+  target = specdec_jax.load_target("tiny")
+  assert unused_token(target) == "<|mask|>"
+  for method, layout in dict(full="hybrid", dspark="deepspec", dflash="dflash2", dflash2="dflash2", eagle3="eagle3", mtp="mtp").items():
+    recipe = my_drafter.get_config(method).recipe
+    recipe.mask_token = "<|mask|>"
+    assert drafter_config(recipe, target).layout == layout
 
 
 @pytest.mark.slow

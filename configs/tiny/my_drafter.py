@@ -1,4 +1,5 @@
-"""A drafter for a target of one's own: block backbone, dynamic convolution, path selector and confidence head (the hybrid).
+"""A drafter for a target of one's own: block backbone, dynamic convolution, path selector and confidence head (the hybrid). The variants
+dspark, dflash, dflash2, eagle3 and mtp make one of that kind, which other readers know (docs/export.md).
 
   python -m experiments.train_my_drafter --config=configs/tiny/my_drafter.py --workdir=runs/tiny_my_drafter
 
@@ -7,9 +8,11 @@ for `tiny` and a thousand prompts, most of them for the target's answers; a targ
 Better drafters: more prompts (the shipped ones had 7,500), more steps, --config.recipe.documents for a limit.
 """
 
+import importlib
+
 import ml_collections
 
-from configs.tiny import calibrate, hybrid, lossless
+from configs.tiny import calibrate, lossless
 from specdec_jax.data.prompts import ASSETS
 
 
@@ -25,7 +28,8 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.temperatures = (0.0, 1.0)
   c.seed = 0
   c.repeats = 1
-  c.recipe = hybrid.get_config()  # what configs/tiny/hybrid.py sets
+  method = "hybrid" if variant in ("full", "smoke") else variant
+  c.recipe = importlib.import_module(f"configs.tiny.{method}").get_config()  # what configs/tiny/METHOD.py sets
   c.recipe.mask_token = ""  # "": a token that texts do not hold
   c.recipe.drafter.taps = ()  # (): spread over the target's layers
   c.recipe.documents = 0  # prompts to train on, 0 for all
