@@ -10,7 +10,6 @@ from specdec_jax.models.target import Target
 from specdec_jax.training.losses import BlockLoss
 from specdec_jax.training.objective import Objective
 
-
 TAPS = {"block": 4, "eagle3": 5, "mtp": 1}  # where a configuration names no target layers
 
 
