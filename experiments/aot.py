@@ -24,8 +24,6 @@ from rich import table as rich_table
 
 from experiments import common
 
-common.define("configs/kernels/aot.py")
-
 
 def jobs(config) -> list[tuple[str, str, str]]:
   """(operation, large case, "forward" or "backward") of everything to compile."""
@@ -154,4 +152,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  common.define("configs/kernels/aot.py")
   app.run(main)

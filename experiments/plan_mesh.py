@@ -32,8 +32,6 @@ from specdec_jax.training import losses, trainer
 from specdec_jax.training.objective import FROZEN, Objective
 from specdec_jax.training.optimizer import adamw, learning_rate
 
-common.define("configs/qwen3_4b/plan.py")
-
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
@@ -246,4 +244,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+  common.define("configs/qwen3_4b/plan.py")
   app.run(main)

@@ -31,7 +31,7 @@ def test_text_is_the_same_with_the_kernel(kind):
   """Greedy, sampled, and a batch of both, from the same draws."""
   target, prompts = toys.target(vocab=64, eos=(63,)), [[3, 1, 4], [2] * 7, [5, 6, 7]]
   for temperature in (0.0, [0.9, 0.0, 1.3]):
-    run = lambda kernels: specdec_jax.generate(
+    run = lambda kernels, temperature=temperature: specdec_jax.generate(
         target, drafter(kind, kernels), prompts, 12, ignore_eos=True, temperature=temperature, seed=[1, 2, 3])
     found, expected = run("tpu_interpret"), run("reference")
     assert [c.tokens for c in found] == [c.tokens for c in expected]
