@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 LANES, SUBLANES = 128, 8
-TILE_BYTES = 2**20  # of x in one step of the grid
+TILE_BYTES, LEAST_STEPS = 2**20, 8  # of x in one step of the grid; steps, while there are chunks: what one computes hides what another moves
 CHUNK_ROWS = 32
 MOST_CHUNK_BYTES = 2**23  # of all taps in float32
 VMEM_BYTES = 48 * 2**20
@@ -65,7 +65,7 @@ def make_plan(x, slots: int, taps: int, group: int, offset: int, native: bool) -
   rows, width = x.shape
   packed = 4 // x.dtype.itemsize
   chunk = chunk_rows(rows, slots, packed)
-  most = max(1, min(TILE_BYTES // (chunk * width * x.dtype.itemsize), pl.cdiv(rows, chunk)))
+  most = max(1, min(TILE_BYTES // (chunk * width * x.dtype.itemsize), rows // (chunk * LEAST_STEPS)))
   whole = [n for n in range(most, most // 2, -1) if rows % (n * chunk) == 0]  # Without a last tile that is only partly there.
   return Plan(rows, width, slots, taps, group, offset, chunk * (whole or [most])[0], chunk, packed, native)
 
