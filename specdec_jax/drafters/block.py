@@ -122,12 +122,13 @@ class BlockNetwork(nn.Module):
       def mix(attention, h, keys=keys, values=values, near=near, window=window):
         shape = lambda y: y.reshape(batch, blocks, slots, *y.shape[2:])
         k, v = attention.keys_values(h, angles)
-        q, k, v = map(shape, (attention.queries(h, angles), k, v))
         if visible.ndim == 2:
           out = block_attention(
-              q=q, keys=keys, values=values, high=visible, k=k, v=v, keep=keep, window=window, implementation=self.kernels)
+              q=shape(attention.queries(h, angles)), keys=keys, values=values, high=visible, k=shape(k), v=shape(v), keep=keep, window=window,
+              implementation=self.kernels)
         else:
-          out = attend_block(q, keys, values, visible[:, :, None] & near & keep[..., None, None], k, v, keep)
+          sees = visible[:, :, None] & near & keep[..., None, None]
+          out = attend_block(shape(attention.queries(h, angles)), keys, values, sees, shape(k), shape(v), keep)
         return out.reshape(batch, blocks * slots, *out.shape[3:]), None
 
       x = constrain_rows(layer(x, mix)[0])
@@ -259,9 +260,7 @@ class BlockDrafter(FromConfig):
     batch = anchor.shape[0]
     apply = lambda *args, method: self.network.apply({"params": params}, *args, method=method)
     positions = position[:, None, None] + jnp.arange(c.block)
-    visible = state.lengths[:, None]
-    if self._plain:
-      visible = jnp.arange(state.capacity) < visible[..., None]
+    visible = jnp.arange(state.capacity) < state.lengths[:, None, None] if self._plain else state.lengths[:, None]
     context = [(k.astype(self.dtype), v.astype(self.dtype)) for k, v in zip(state.keys, state.values)]
     rows = jnp.arange(state.capacity)[None]
     hidden = apply(context, rows, anchor[:, None], positions, visible, jnp.ones((batch, 1), bool), method="hidden")[:, 0]
