@@ -43,5 +43,5 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
     c.recipe.documents, c.recipe.max_new_tokens, c.recipe.steps, c.recipe.anchors, c.recipe.evaluation_prompts, c.recipe.response_batch = 4, 16, 2, 8, 1, 4
     c.recipe.row_length = 160
     c.calibration.samples, c.calibration.max_new_tokens = 1, 16
-    c.lossless.requests, c.lossless.max_new_tokens, c.lossless.samples, c.lossless.positions = 2, 8, 4, 2
+    c.lossless.requests, c.lossless.max_new_tokens, c.lossless.temperatures = 2, 8, (0.0,)
   return c
