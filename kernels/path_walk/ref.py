@@ -1,0 +1,55 @@
+"""What the path walk is: through the candidates of a block, each scored after the one that was taken before it (DFlash 2).
+
+The kernels share everything but the walk itself (`folded`, `outcome`): they differ from `path_walk` in nothing but `walk`.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from specdec_jax.sampling import GREEDY_BELOW, Sampling, distribution, sound
+from specdec_jax.typing import Float, Int
+
+
+def rows(table: Float["V R"], ids: Int["B L"]) -> Float["B L R"]:
+  """Rows of a codebook; an id outside the vocabulary takes the nearest row."""
+  return jnp.take(table, ids, axis=0, mode="clip")
+
+
+def folded(unary: Float["B L C"], temperature: Float["B"] | None, noise: Float["B L C"] | None) -> tuple[Float["B L C"], Float["B"] | None]:
+  """(bias, scale): the choice among scores S = unary + pair is the argmax of bias + pair / scale, where scale None is 1.
+
+  Sampled, that is S / temperature + noise less a constant of the slot, near 0 at the best candidate so that the noise keeps its bits;
+  for a greedy row it is S, bit for bit, so that ties stay ties."""
+  if temperature is None:
+    return unary, None
+  cold = temperature < GREEDY_BELOW
+  scale, cold = jnp.where(cold, 1.0, temperature), cold[:, None, None]
+  shift = jnp.where(jnp.isfinite(unary), unary, -jnp.inf).max(-1, keepdims=True)
+  shift = jnp.where(cold | ~jnp.isfinite(shift), 0.0, shift)
+  return (unary - shift) / scale[:, None, None] + jnp.where(cold, 0.0, noise), scale
+
+
+def walk(bias, scale, anchor, ids, gate, predecessor, successor) -> tuple[Int["B L"], Float["B L C"]]:
+  """(index of the candidate taken, pair scores of the taken rows); what cannot be compared, NaN and +inf, is not taken."""
+  previous, indices, pairs = anchor, [], []
+  for t in range(ids.shape[1]):
+    left, right = rows(predecessor, previous) * gate[:, t], rows(successor, ids[:, t])
+    pairs.append(jnp.einsum("br,bcr->bc", left, right, preferred_element_type=jnp.float32))
+    x = bias[:, t] + (pairs[-1] if scale is None else pairs[-1] / scale[:, None])
+    indices.append(jnp.argmax(jnp.where(x < jnp.inf, x, -jnp.inf), -1).astype(jnp.int32))
+    previous = jnp.take_along_axis(ids[:, t], indices[-1][:, None], 1)[:, 0]
+  return jnp.stack(indices, 1), jnp.stack(pairs, 1)
+
+
+def outcome(index, pair, unary, temperature) -> tuple[Int["B L"], Float["B L C"], Float["B L C"]]:
+  """(index, scores, q) of a finished walk; -1 where a row of scores is no distribution."""
+  scores, count = unary + pair, unary.shape[-1]
+  q = distribution(scores, Sampling(temperature, None, None, None, count))
+  q = jnp.where((scores == -jnp.inf).all(-1, keepdims=True), 0.0, q)
+  return jnp.where(sound(q), index, -1), scores, q.sum(-1, keepdims=True) if temperature is None else q
+
+
+def path_walk(*, anchor, ids, unary, gate, predecessor, successor, temperature=None, noise=None):
+  """See `api.path_walk`."""
+  index, pair = walk(*folded(unary, temperature, noise), anchor, ids, gate, predecessor, successor)
+  return outcome(index, pair, unary, temperature)
