@@ -65,8 +65,8 @@ class Sampling:
 
   @property
   def plain(self) -> bool:
-    """Whether nothing but a temperature shapes the distributions."""
-    return all(x is None for x in (self.top_k, self.top_p, self.min_p, self.bias, self.counts))
+    """Whether nothing but the temperature acts on the logits of any row."""
+    return all(x is None for x in (self.top_k, self.top_p, self.min_p, self.bias, self.repetition, self.frequency, self.presence))
 
   def position_keys(self, first: Int["B"], count: int) -> Key["B L"]:
     """One key for each of the output positions first … first+count-1 of every request."""
@@ -297,12 +297,18 @@ def role_keys(keys: Key["B T"], role: Role | Int["B T"]) -> Key["B T"]:
   return fold(keys, jnp.broadcast_to(jnp.asarray(role, jnp.int32), keys.shape))
 
 
+def gumbel(keys: Key["B"], count: int, role: Role | Int["B"]) -> Float["B V"]:
+  """The noise that `draw` adds to the logarithms of `count` probabilities."""
+  noise = lambda key: jax.random.gumbel(key, (count,), jnp.float32)  # In fewer bits it has ties, which go to the lower ids.
+  return jax.vmap(noise)(role_keys(keys, role))
+
+
 def draw(keys: Key["B"], p: Float["B V"], role: Role | Int["B"]) -> Int["B"]:
   """One token from each row of p (any positive scale), by the Gumbel maximum, with the key of `role`; -1 from a row that is
   not `sound`."""
-  keys = role_keys(keys, role)
-  p = p.astype(jnp.float32)  # In fewer bits the noise has ties, which go to the lower ids.
-  return jnp.where(sound(p), jax.vmap(jax.random.categorical)(keys, jnp.log(p)).astype(jnp.int32), -1)
+  p = p.astype(jnp.float32)
+  best = jnp.argmax(gumbel(keys, p.shape[-1], role) + jnp.log(p), -1)
+  return jnp.where(sound(p), best.astype(jnp.int32), -1)
 
 
 def best_tokens(adjust: Float["B T V"]) -> Int["B T"]:

@@ -21,14 +21,15 @@ def path_walk(
   """
   check(anchor, ids, unary, gate, predecessor, successor, temperature, noise)
   chosen = base.choose("path_walk", implementation, lambda platform: unsupported(platform, ids, predecessor))
-  arguments = *ref.folded(unary, temperature, noise), anchor, ids, gate, predecessor, successor
+  bias, scale = ref.folded(unary, temperature, noise)
+  arguments = bias, scale, anchor, ids, gate, predecessor, successor
   if chosen == "reference":
     index, pair = ref.walk(*arguments)
   elif chosen.startswith("tpu"):
     index, pair = pallas.tpu(*arguments, interpret=chosen == "tpu_interpret")
   else:
     index, pair = pallas.gpu(*arguments, interpret=chosen == "gpu_interpret")
-  return ref.outcome(index, pair, unary, temperature)
+  return ref.outcome(index, pair, unary, temperature, scale)
 
 
 def unsupported(platform: str, ids, predecessor) -> str | None:

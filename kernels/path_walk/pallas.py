@@ -17,6 +17,8 @@ from specdec_jax.typing import Float, Int
 
 LANES = 128
 REQUESTS = 8  # Of a TPU block: as many as a register has sublanes.
+PAIRS = 2048  # Whose scores a GPU program holds at a time: 8 slots of 16 candidates.
+FETCHED = 8192  # Bytes of a table that a GPU program fetches at a time.
 CANDIDATES = 16  # TPU: what C is padded to a multiple of; GPU: the least that a matrix product takes.
 
 
@@ -105,28 +107,40 @@ def gpu(bias, scale, anchor, ids, gate, predecessor, successor, interpret=False)
 def gpu_kernel(bias_ref, scale_ref, gate_ref, before_ref, ids_ref, predecessor_ref, successor_ref, index_ref, pair_ref):
   length, size = ids_ref.shape
   vocab, rank = predecessor_ref.shape
-  wide = pl.next_power_of_2(rank)
   dtype = jnp.promote_types(predecessor_ref.dtype, gate_ref.dtype)
-  columns = lax.broadcasted_iota(jnp.int32, (size, wide), 1)
-  real = None if wide == rank else columns < rank
-  other = None if wide == rank else 0.0
-
-  def fetch(table, ids):
-    ids = jnp.broadcast_to(jnp.clip(ids, 0, vocab - 1)[:, None], (size, wide))
-    return plgpu.load(table.at[ids, columns], mask=real, other=other)
+  wide = min(pl.next_power_of_2(rank), FETCHED // (size * dtype.itemsize))
+  at_once = max(PAIRS // size**2, 1)
+  column, row = lax.iota(jnp.int32, wide), lax.broadcasted_iota(jnp.int32, (size, size), 0)
+  scale = scale_ref[...]
 
   def scores(t):
-    column = lax.iota(jnp.int32, wide)
-    gates = plgpu.load(gate_ref.at[t, column], mask=None if wide == rank else column < rank, other=other)
-    left = fetch(predecessor_ref, before_ref[t]).astype(jnp.float32) * gates.astype(jnp.float32)[None]
-    return product(left.astype(dtype), fetch(successor_ref, ids_ref[t]).astype(dtype))
+    """All pair scores of slot t."""
+    before, after, total = before_ref[t], ids_ref[t], jnp.zeros((size, size), jnp.float32)
+    for first in range(0, rank, wide):
+      at = first + column
+      inside = {} if first + wide <= rank else {"mask": at < rank, "other": 0.0}
+      whole = {k: jnp.broadcast_to(v, (size, wide)) for k, v in inside.items()}
 
-  scale, previous = scale_ref[...], 0
-  row = lax.broadcasted_iota(jnp.int32, (size, size), 0)
-  pairs = [scores(t) for t in range(length)]
-  for t in range(length):
-    taken = jnp.sum(jnp.where(row == previous, pairs[t], 0.0), 0)
-    x = bias_ref[t] + taken / scale
-    previous = jnp.argmax(jnp.where(x < jnp.inf, x, -jnp.inf), 0).astype(jnp.int32)
-    pair_ref[t] = taken
-    index_ref[t] = previous
+      def fetch(table, ids, at=at, whole=whole):
+        ids = jnp.broadcast_to(jnp.clip(ids, 0, vocab - 1)[:, None], (size, wide))
+        return plgpu.load(table.at[ids, jnp.broadcast_to(at, (size, wide))], **whole)
+
+      gates = plgpu.load(gate_ref.at[t, at], **inside).astype(jnp.float32)
+      left = fetch(predecessor_ref, before).astype(jnp.float32) * gates[None]
+      total += product(left.astype(dtype), fetch(successor_ref, after).astype(dtype))
+    return total
+
+  def steps(first, slots, previous):
+    pairs = [scores(first + t) for t in range(slots)]
+    for t in range(slots):
+      taken = jnp.sum(jnp.where(row == previous, pairs[t], 0.0), 0)
+      x = bias_ref[first + t] + taken / scale
+      previous = jnp.argmax(jnp.where(x < jnp.inf, x, -jnp.inf), 0).astype(jnp.int32)
+      pair_ref[first + t] = taken
+      index_ref[first + t] = previous
+    return previous
+
+  rounds, rest = divmod(length, at_once)
+  previous = lax.fori_loop(0, rounds, lambda i, previous: steps(i * at_once, at_once, previous), jnp.int32(0)) if rounds else jnp.int32(0)
+  if rest:
+    steps(rounds * at_once, rest, previous)

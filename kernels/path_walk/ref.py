@@ -6,7 +6,7 @@ The kernels share everything but the walk itself (`folded`, `outcome`): they dif
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.sampling import GREEDY_BELOW, Sampling, distribution, sound
+from specdec_jax.sampling import GREEDY_BELOW, sound
 from specdec_jax.typing import Float, Int
 
 
@@ -41,15 +41,20 @@ def walk(bias, scale, anchor, ids, gate, predecessor, successor) -> tuple[Int["B
   return jnp.stack(indices, 1), jnp.stack(pairs, 1)
 
 
-def outcome(index, pair, unary, temperature) -> tuple[Int["B L"], Float["B L C"], Float["B L C"]]:
+def outcome(index, pair, unary, temperature, scale) -> tuple[Int["B L"], Float["B L C"], Float["B L C"]]:
   """(index, scores, q) of a finished walk; -1 where a row of scores is no distribution."""
-  scores, count = unary + pair, unary.shape[-1]
-  q = distribution(scores, Sampling(temperature, None, None, None, count))
-  q = jnp.where((scores == -jnp.inf).all(-1, keepdims=True), 0.0, q)
-  return jnp.where(sound(q), index, -1), scores, q.sum(-1, keepdims=True) if temperature is None else q
+  scores = unary + pair
+  best = scores.max(-1, keepdims=True)
+  q = jnp.ones_like(best)
+  if scale is not None:
+    taken = index[..., None] == jnp.arange(unary.shape[-1])
+    q = jnp.where((temperature < GREEDY_BELOW)[:, None, None], taken, jax.nn.softmax(scores / scale[:, None, None], -1))
+  q = jnp.where(jnp.isfinite(best), q, jnp.where(best == -jnp.inf, 0.0, jnp.nan))
+  return jnp.where(sound(q), index, -1), scores, q
 
 
 def path_walk(*, anchor, ids, unary, gate, predecessor, successor, temperature=None, noise=None):
   """See `api.path_walk`."""
-  index, pair = walk(*folded(unary, temperature, noise), anchor, ids, gate, predecessor, successor)
-  return outcome(index, pair, unary, temperature)
+  bias, scale = folded(unary, temperature, noise)
+  index, pair = walk(bias, scale, anchor, ids, gate, predecessor, successor)
+  return outcome(index, pair, unary, temperature, scale)

@@ -15,7 +15,7 @@ from specdec_jax.kernels import block_attention, default_implementation, write_r
 from specdec_jax.kernels.markov_walk import implementation_for, markov_walk
 from specdec_jax.models.cache import Cache, as_keys, as_values, init_cache, write_layer
 from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, embed, masked_softmax, rotary_angles
-from specdec_jax.sampling import GREEDY_BELOW, Role, Sampling, adjusted, next_token, real_logits, role_keys
+from specdec_jax.sampling import GREEDY_BELOW, Role, Sampling, adjusted, gumbel, next_token, real_logits, role_keys
 from specdec_jax.sharding import constrain_rows
 from specdec_jax.typing import Bool, Float, Int
 from specdec_jax.verify import SparseDistribution
@@ -173,6 +173,10 @@ class BlockNetwork(nn.Module):
     """The path selector's scores of candidates."""
     return self.selector.scores(embedded, hidden, ids, unary)
 
+  def walk(self, hidden: Float["B L D"], **arguments):
+    """The path selector's walk; arguments and result as of `path_walk`."""
+    return self.selector.walk(hidden, self.kernels, **arguments)
+
   def __call__(self, batch: BlockBatch) -> DraftOutputs:
     """Teacher-forced outputs of training blocks."""
     context = [(as_keys(k), as_values(v)) for k, v in self.context(batch.features, batch.positions)]
@@ -310,6 +314,19 @@ class BlockDrafter(FromConfig):
     c = self.config
     ids, _ = top_candidates(adjusted(base, sampling), c.candidates)
     unary = jnp.take_along_axis(base, ids, -1)
+    if not sampling.plain:
+      return self._select_slots(apply, hidden, ids, unary, anchor, keys, sampling)
+    noise = None if sampling.greedy else jax.vmap(lambda k: gumbel(k, c.candidates, Role.DRAFT))(keys)
+    index, scores, q = apply(hidden, method=lambda m, h: m.walk(
+        h, anchor=anchor, ids=ids, unary=unary, temperature=sampling.temperature, noise=noise))
+    drafts = jnp.where(index < 0, -1, jnp.take_along_axis(ids, jnp.maximum(index, 0)[..., None], -1)[..., 0])
+    previous = jnp.concatenate([anchor[:, None], drafts[:, :-1]], 1)
+    confidence = apply(hidden, apply(previous, method="embed_previous"), method="score_confidence")
+    confidence = best_logit(scores, sampling, ids) if confidence is None else confidence
+    return Proposal(drafts, SparseDistribution(drafts[..., None] if sampling.greedy else ids, q), confidence)
+
+  def _select_slots(self, apply, hidden, ids, unary, anchor, keys, sampling: Sampling) -> Proposal:
+    """The same slot by slot, where settings of the sampling act on the scores, some by the drafts before."""
 
     def slot(carry, inputs):
       previous, sampling = carry

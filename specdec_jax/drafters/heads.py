@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.kernels import dynamic_conv
+from specdec_jax.kernels import dynamic_conv, path_walk
 from specdec_jax.models.layers import Projection, embed, project_vocab
 from specdec_jax.typing import Float, Int
 
@@ -100,6 +100,10 @@ class SelectorHead(nn.Module):
     after = embed(self.successor, ids)
     pair = jnp.einsum("...r,...cr->...c", embedded * self.gate(hidden), after, preferred_element_type=jnp.float32)
     return unary + pair
+
+  def walk(self, hidden: Float["B L D"], implementation: str | None, **arguments) -> tuple[Int["B L"], Float["B L C"], Float["B L C"]]:
+    """The path through the candidates of every slot; arguments and result as of `path_walk`."""
+    return path_walk(gate=self.gate(hidden), predecessor=self.predecessor, successor=self.successor, implementation=implementation, **arguments)
 
 
 class ConfidenceHead(nn.Module):
