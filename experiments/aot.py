@@ -9,6 +9,7 @@ or takes more bundles than the table records; a table that should change is writ
 """
 
 import concurrent.futures
+import functools
 import json
 import multiprocessing
 import os
@@ -57,28 +58,27 @@ def lowered(implementation: str, topology, op: str, case: str, way: str):
     return jax.jit(call if way == "forward" else gradient).lower(arguments)
 
 
-def compile_tpu(target: str, job, dump: str) -> dict:
-  """Kernel calls of a job and their bundles, on one chip of the topology `target`."""
-  os.environ["LIBTPU_INIT_ARGS"] = f"--xla_jf_dump_to={dump}"
+@functools.cache
+def topology(platform: str, target: str):
+  """The devices of a TPU topology, by name, or of a GPU, by XLA's description; one chip of them is compiled for."""
   from jax.experimental import topologies
 
-  topology = topologies.get_topology_desc(platform="tpu", topology_name=target, chips_per_host_bounds=(1, 1, 1))
-  text = lowered("tpu", topology, *job).compile().as_text()
+  if platform == "tpu":
+    return topologies.get_topology_desc(platform="tpu", topology_name=target, chips_per_host_bounds=(1, 1, 1))
+  return topologies.get_topology_desc(platform="cuda", topology_name="gpu", target_config=target, topology="1x1x1")
+
+
+def inspect_tpu(text: str, dump: pathlib.Path) -> dict:
+  """Kernel calls of a compiled program and their bundles."""
   names = set(re.findall(r'%(\S+) = [^\n]*custom_call_target="tpu_custom_call"', text))
-  found = [f for name in names for f in pathlib.Path(dump).glob(f"*-{name}-*schedule-analysis_final_bundles.txt")]
-  bundles = [int(re.search(r"total scheduled bundles:\s+(\d+)", f.read_text())[1]) for f in found]
-  return {"calls": len(names), "bundles": sum(bundles)}
+  found = [f for name in names for f in dump.glob(f"*-{name}-*schedule-analysis_final_bundles.txt")]
+  return {"calls": len(names), "bundles": sum(int(re.search(r"total scheduled bundles:\s+(\d+)", f.read_text())[1]) for f in found)}
 
 
-def compile_gpu(target: str, job, dump: str) -> dict:
-  """Kernel calls of a job, the most registers of any and all spilled bytes, for the GPU of XLA's description `target`."""
-  os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={dump}"
-  from jax.experimental import topologies
-
-  topology = topologies.get_topology_desc(platform="cuda", topology_name="gpu", target_config=target, topology="1x1x1")
-  text = lowered("gpu", topology, *job).compile().as_text()
+def inspect_gpu(text: str, dump: pathlib.Path) -> dict:
+  """Kernel calls of a compiled program, the most registers of any and all spilled bytes."""
   report = ""
-  for ptx in pathlib.Path(dump).glob("*.ptx"):
+  for ptx in dump.glob("*.ptx"):
     done = subprocess.run([ptxas(), "-v", "--gpu-name=sm_90a", str(ptx), "-o", os.devnull], capture_output=True, text=True)
     if done.returncode:
       raise RuntimeError(f"ptxas refuses {ptx.name}: {done.stderr[-500:]}")
@@ -100,15 +100,32 @@ def ptxas() -> str:
   return found[0]
 
 
-def work(platform: str, target: str, job) -> dict:
-  """A job in a process of its own, which the compilers' settings need; what went wrong stands under "error"."""
-  os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost",
-                 "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
-  with tempfile.TemporaryDirectory() as dump:
-    try:
-      return {"tpu": compile_tpu, "gpu": compile_gpu}[platform](target, job, dump)
-    except Exception as error:  # A job that fails must not hide the others.
-      return {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+def dump_folder(root: str) -> pathlib.Path:
+  """Where the compilers of this process write what they made."""
+  return pathlib.Path(root) / str(os.getpid())
+
+
+def prepare(root: str) -> None:
+  """Settings of a worker process, which the compilers read when they are loaded."""
+  folder = dump_folder(root)
+  folder.mkdir()
+  os.environ |= {
+      "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost",
+      "TPU_ACCELERATOR_TYPE": "v5litepod-8", "LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={folder}",
+      "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder}"}
+
+
+def work(root: str, platform: str, target: str, job) -> dict:
+  """What one job compiles to, in a worker process; what went wrong stands under "error"."""
+  folder = dump_folder(root)
+  try:
+    text = lowered(platform, topology(platform, target), *job).compile().as_text()
+    return {"tpu": inspect_tpu, "gpu": inspect_gpu}[platform](text, folder)
+  except Exception as error:  # A job that fails must not hide the others.
+    return {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+  finally:
+    for f in folder.iterdir():
+      f.unlink()
 
 
 def worse(found: dict, recorded: dict | None) -> str | None:
@@ -131,13 +148,14 @@ def main(argv):
   recorded = json.loads(path.read_text()) if path.exists() else {}
   found, failures = {}, []
   context = multiprocessing.get_context("spawn")
-  with concurrent.futures.ProcessPoolExecutor(config.processes, context, max_tasks_per_child=1) as pool:
-    waiting = {(name, *job): pool.submit(work, platform, target, job) for name, (platform, target) in config.targets.items() for job in jobs(config)}
-    for (name, *job), future in waiting.items():
-      key = "/".join(job)
-      found.setdefault(key, {})[name] = result = future.result()
-      reason = worse(result, recorded.get(key, {}).get(name))
-      failures += [f"{key} on {name}: {reason}"] if reason else []
+  for name, (platform, target) in config.targets.items():  # Compilers of one platform in a process.
+    with tempfile.TemporaryDirectory() as root, concurrent.futures.ProcessPoolExecutor(config.processes, context, prepare, (root,)) as pool:
+      waiting = {job: pool.submit(work, root, platform, target, job) for job in jobs(config)}
+      for job, future in waiting.items():
+        key = "/".join(job)
+        found.setdefault(key, {})[name] = result = future.result()
+        reason = worse(result, recorded.get(key, {}).get(name))
+        failures += [f"{key} on {name}: {reason}"] if reason else []
   shown = rich_table.Table("kernel", *config.targets)
   cell = lambda r: r.get("error") or ", ".join(f"{v} {k}" for k, v in r.items() if k != "calls")
   for key, results in found.items():

@@ -57,13 +57,16 @@ def default_implementation() -> str:
 
 def choose(op: str, implementation: str | None, unsupported: Callable[[str], str | None]) -> str:
   """The implementation that runs: the one asked for (None: the default) or, where `unsupported(platform)` gives a reason why the
-  kernel of "tpu" or "gpu" cannot, the reference; each reason is logged once. Raises ValueError for an unknown name."""
+  kernel of "tpu" or "gpu" cannot, the reference; each reason is logged once. On a mesh of several devices it is always the reference:
+  XLA does not partition kernels. Raises ValueError for an unknown name."""
   implementation = implementation or default_implementation()
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(f"{op}: unknown implementation {implementation!r}: one of {', '.join(IMPLEMENTATIONS)}")
   if implementation == "reference":
     return implementation
-  reason = unsupported(implementation.removesuffix("_interpret"))
+  mesh = jax.sharding.get_abstract_mesh()
+  whole = mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual
+  reason = unsupported(implementation.removesuffix("_interpret")) if whole else f"a mesh of {mesh.size} devices would have to partition it"
   if reason is None:
     return implementation
   _warn(op, reason)

@@ -1,6 +1,5 @@
 """The choice among implementations of the path walk."""
 
-import jax.numpy as jnp
 
 from specdec_jax.kernels import base
 from specdec_jax.kernels.path_walk import pallas, ref
