@@ -18,24 +18,28 @@ from specdec_jax.sampling import make_sampling
 from tests import toys
 
 CASE = {case.name: case for case in CASES}
+TARGET = {"vocab": 64, "eos": (63,), "layers": 2}
 
 
 def drafter(kind, kernels, **changes):
   """A toy whose head is of a kind and size that the kernels take."""
-  found = toys.block_drafter(toys.target(vocab=64, eos=(63,)), head=kind, rank=128, **changes)
+  found = toys.block_drafter(toys.target(**TARGET), head=kind, rank=128, **changes)
   return dataclasses.replace(found, model=dataclasses.replace(found.model, kernels=kernels))
 
 
-@pytest.mark.parametrize("kind", ["markov", "gated", "rnn"])
-def test_text_is_the_same_with_the_kernel(kind):
-  """Greedy, sampled, and a batch of both, from the same draws."""
-  target, prompts = toys.target(vocab=64, eos=(63,)), [[3, 1, 4], [2] * 7, [5, 6, 7]]
-  for temperature in (0.0, [0.9, 0.0, 1.3]):
-    run = lambda kernels, temperature=temperature: specdec_jax.generate(
-        target, drafter(kind, kernels), prompts, 12, ignore_eos=True, temperature=temperature, seed=[1, 2, 3])
-    found, expected = run("tpu_interpret"), run("reference")
-    assert [c.tokens for c in found] == [c.tokens for c in expected]
-    assert [c.rounds for c in found] == [c.rounds for c in expected]
+SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "temperature"), [
+    ("rnn", (0.9, 0.0, 1.3)), ("markov", 0.0), SLOW("gated", (0.9, 0.0, 1.3)), SLOW("rnn", 0.0), SLOW("markov", (0.9, 0.0, 1.3)), SLOW("gated", 0.0)])
+def test_text_is_the_same_with_the_kernel(kind, temperature):
+  """All greedy, and a batch of greedy and sampled requests, from the same draws."""
+  target, prompts = toys.target(**TARGET), [[3, 1, 4], [2, 2, 7], [5, 6, 7]]
+  run = lambda kernels: specdec_jax.generate(
+      target, drafter(kind, kernels), prompts, 12, ignore_eos=True, temperature=temperature, seed=[1, 2, 3])
+  found, expected = run("tpu_interpret"), run("reference")
+  assert [c.tokens for c in found] == [c.tokens for c in expected]
+  assert [c.rounds for c in found] == [c.rounds for c in expected]
 
 
 @functools.cache
@@ -49,8 +53,7 @@ def proposals(kernels, temperature, confidence):
   return jax.jit(lambda: d.model._walk(apply, jnp.nan_to_num(base), logits, jnp.array([7, 8, 9]), keys, sampling))()
 
 
-@pytest.mark.parametrize("temperature", [0.0, (0.8, 0.0, 1.2), (0.8, 1.0, 0.0)])
-@pytest.mark.parametrize("confidence", [False, True])
+@pytest.mark.parametrize(("temperature", "confidence"), [(0.0, False), ((0.8, 0.0, 1.2), True), ((0.8, 1.0, 0.0), False)])
 def test_proposals_are_those_of_the_scan(temperature, confidence):
   """Drafts, q and confidences, also where a slot has NaN among its logits or no id at all."""
   found, expected = (proposals(k, temperature, confidence) for k in ("gpu_interpret", "reference"))
@@ -76,9 +79,9 @@ def test_noise_is_that_of_jax_random():
   np.testing.assert_array_equal(jax.jit(gumbel)(low, high, jnp.arange(5000)), jax.random.gumbel(key, (5000,)))
 
 
-@pytest.mark.parametrize("share", [0, 1, 2])
+@pytest.mark.parametrize("share", [0, 2])
 def test_tiles_that_do_not_fit_are_streamed(share):
-  """None, one and two of three tiles of W₂ stay in VMEM."""
+  """None and two of three tiles of W₂ stay in VMEM."""
   case = CASE["ties_tail"]
   arguments = case.make(jax.random.key(1)) | {"projected": None, "weights": None, "temperature": None, "keys": None}
   arguments["table"] = jax.random.normal(jax.random.key(2), arguments["table"].shape)

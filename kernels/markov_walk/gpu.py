@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from specdec_jax.kernels.markov_walk.noise import gumbel
-from specdec_jax.kernels.markov_walk.ref import Walk, precision, step
+from specdec_jax.kernels.markov_walk.ref import Walk, product, step
 from specdec_jax.sampling import GREEDY_BELOW
 
 FEW = 4  # up to so many rows the sixteen of a tensor core's tile are taken apart, for noise of the real ones only
@@ -87,7 +87,7 @@ def _score(refs, block: int, tile: int, sampled: bool) -> None:
   k = slot[0]
   ids = i * tile + jnp.arange(tile)
   w = plgpu.load(table.at[ids[:, None], jnp.arange(table.shape[1])[None]], mask=(ids < vocab)[:, None], other=0)
-  bias = pl.dot(features[pl.ds(first, block), :], w, trans_b=True, precision=precision(w))
+  bias = product(features[pl.ds(first, block), :], w)
 
   def finish(row, bias):
     """row: one row's number, or those of all as a column."""

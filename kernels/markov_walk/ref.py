@@ -40,6 +40,11 @@ def precision(x):
   return jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
 
 
+def product(features: Float["B R"], table: Float["V R"]) -> Float["B V"]:
+  """features · tableᵀ, summed in float32."""
+  return jax.lax.dot_general(features, table, (((1,), (1,)), ((), ())), precision=precision(table), preferred_element_type=jnp.float32)
+
+
 def markov_walk(
     *, anchor: Int["B"], previous: Float["V R"], table: Float["V R"], base: Float["B L V"], projected: Float["B L R"] | None = None,
     weights: Float["R R"] | None = None, temperature: Float["B"] | None = None, keys: Key["B L"] | None = None, kind: str = "markov",
@@ -49,9 +54,7 @@ def markov_walk(
     token, state = carry
     u, h, key = inputs
     state, features = step(kind, state, jnp.take(previous, token, axis=0, mode="clip"), h, weights)
-    bias = jax.lax.dot_general(
-        features.astype(table.dtype), table, (((1,), (1,)), ((), ())), precision=precision(table), preferred_element_type=jnp.float32)
-    logits = u + bias
+    logits = u + product(features.astype(table.dtype), table)
     best, lse = extremes(logits)
     score, scaled, norm = logits, None, None
     if temperature is not None:

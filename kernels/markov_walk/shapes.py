@@ -50,7 +50,7 @@ CASES = (
     _case("ties_tail", 3, 3, 9232, 128, "markov", False, "float32", ties=True),
     _case("gated_sampled_faults", 3, 3, 9232, 128, "gated", True, "float32", faults=True),
     _case("rnn_sampled_bf16", 5, 3, 2064, 128, "rnn", True, "bfloat16"),
-    _case("many_rows_bf16", 130, 3, 2576, 128, "markov", False, "bfloat16"),
+    _case("many_rows_bf16", 130, 3, 2064, 128, "markov", False, "bfloat16"),
     *(_large("4b", 151936, batch, "markov", sampled) for sampled in (False, True) for batch in (1, 16, 64)),
     _large("4b", 151936, 16, "gated", True),
     _large("27b", 248320, 1, "markov", False),

@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from specdec_jax.kernels.markov_walk.noise import gumbel
-from specdec_jax.kernels.markov_walk.ref import Walk, precision, step
+from specdec_jax.kernels.markov_walk.ref import Walk, product, step
 from specdec_jax.sampling import GREEDY_BELOW
 
 TILE, LANES, AHEAD = 4096, 128, 4  # ids a grid step, of a vector register; resident tiles whose copies are under way
@@ -194,9 +194,8 @@ def _score(r, table, row, i, tile: int, vocab: int, sampled: bool) -> None:
   def _(c):
     columns = pl.ds(pl.multiple_of(c * chunk, LANES), chunk)
     w = table[pl.ds(pl.multiple_of(row + c * chunk, LANES), chunk), :]
-    bias = jax.lax.dot_general(features, w, (((1,), (1,)), ((), ())), precision=precision(w), preferred_element_type=jnp.float32)
     ids = i * tile + c * chunk + jax.lax.broadcasted_iota(jnp.int32, (batch, chunk), 1)
-    logits = jnp.where(ids < vocab, r.base[:, columns] + bias, -jnp.inf)
+    logits = jnp.where(ids < vocab, r.base[:, columns] + product(features, w), -jnp.inf)
     score = logits
     if sampled:
       scaled = logits / temperature
