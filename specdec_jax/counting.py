@@ -57,7 +57,7 @@ def _bytes(v) -> float:
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _SIZES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
-_OP = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (?P<type>\(.*?\)|\S+) (?P<op>[\w-]+)\((?P<rest>.*)$")
+_OP = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (?P<type>.*?) (?P<op>[a-z][\w-]*)\((?P<rest>.*)$")
 _CALLS = re.compile(r"(?:calls|to_apply|body|condition|branch_computations|true_computation|false_computation)=\{?(%?[\w.-]+(?:, ?%?[\w.-]+)*)\}?")
 
 
@@ -92,14 +92,22 @@ def exchanges(module: str, devices: int) -> list[Exchange]:
       if op in KINDS:
         size = _type_bytes(m["type"], largest=m["op"].endswith("-start"))
         found[Exchange(op, size, _group(line, devices), 1)] += times
-      count = re.search(r'known_trip_count[^0-9]*(\d+)', line)
-      inner = times * (int(count[1]) if op == "while" and count else 1)
+      inner = times * (_trips(line, bodies) if op == "while" else 1)
       for callees in _CALLS.findall(m["rest"]):
         for callee in callees.split(","):
           visit(callee.strip().lstrip("%"), inner)
 
   visit(entry, 1)
   return sorted((dataclasses.replace(e, times=n) for e, n in found.items() if e.group > 1), key=lambda e: -e.sent)
+
+
+def _trips(line: str, bodies: dict[str, list[str]]) -> int:
+  """How often a loop runs: as the compiler says, else up to the largest constant of its condition, else once."""
+  known = re.search(r"known_trip_count[^0-9]*(\d+)", line)
+  if known:
+    return int(known[1])
+  condition = re.search(r"condition=%?([\w.-]+)", line)
+  return max((int(n) for b in bodies.get(condition[1], ()) for n in re.findall(r" s32\[\]\S* constant\((\d+)\)", b)), default=1)
 
 
 def _computations(module: str) -> tuple[dict[str, list[str]], str]:

@@ -31,7 +31,7 @@ HloModule jit_f, entry_computation_layout={(f32[8,4])->f32[8,4]}
 
 ENTRY %main (p: f32[8,4]) -> f32[8,4] {
   %p = f32[8,4]{1,0} parameter(0)
-  %loop = (s32[], f32[8,4]{1,0}) while(%p), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"36"}}
+  %loop = (s32[]{:T(128)}, f32[8,4]{1,0:T(8,128)(2,1)}) while(%p), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"36"}}
   %start = (bf16[2,4]{1,0}, bf16[16,4]{1,0}) all-gather-start(%p), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}
   %done = bf16[16,4]{1,0} all-gather-done(%start)
   ROOT %r = f32[8,4]{1,0} all-reduce(%p), replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%add

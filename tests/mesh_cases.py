@@ -113,7 +113,8 @@ def loss_over_a_split_vocabulary():
 
   def total(x, table):
     terms = losses.vocab_terms(x, table, t_rows, t_table, labels, 4, 4, whole)
-    return terms.nll.sum() + 0.7 * terms.l1.sum() + 0.3 * terms.cross.sum(), terms
+    more = [losses.vocab_terms(x, table, t_rows, t_table, labels, best, 4) for best in (0, 1)]
+    return terms.nll.sum() + 0.7 * terms.l1.sum() + 0.3 * terms.cross.sum(), (terms, more)
 
   values = np.array([[1.0, 1.0, 1.0], [5.0, 0.3, 0.3]] * 4, np.float32)  # Three tokens of loss 1 beside one of loss 5.
   counted = np.array([[True] * 3, [True, False, False]] * 4)

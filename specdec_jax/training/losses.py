@@ -112,7 +112,7 @@ def _terms(rows, table, target_rows, target_table, labels, whole_lse, best: int,
     if best:
       values = jnp.concatenate([values, jax.lax.stop_gradient(u)], -1)
       ids = jnp.concatenate([ids, jnp.broadcast_to(index, u.shape)], -1)
-      values, order = jax.lax.top_k(values, best)
+      values, order = _best(values, best)
       ids = jnp.take_along_axis(ids, order, -1)
     return draft, target, values, ids, top, top_id
 
@@ -129,8 +129,8 @@ def _terms(rows, table, target_rows, target_table, labels, whole_lse, best: int,
   draft, target, values, ids, top, target_best = over_chunks(normalise, first)
   draft, target, ids, target_best = together(draft), together(target), ids + part * size, target_best + part * size
   if mesh_axes:
-    gathered = lambda x: total(jnp.where(jnp.arange(parts)[:, None, None] == part, x, 0)).swapaxes(0, 1).reshape(len(rows), -1)
-    ids = jnp.take_along_axis(gathered(ids), jax.lax.top_k(gathered(values), best)[1], -1)
+    gathered = lambda x: total(jnp.where(jnp.arange(parts)[:, None, None] == part, x, 0)).swapaxes(0, 1).reshape(len(rows), parts * best)
+    ids = jnp.take_along_axis(gathered(ids), _best(gathered(values), best)[1], -1)
     target_best = jax.lax.pmin(jnp.where(top == most(top), target_best, parts * size), "tensor")
 
   def compare(totals, part):
@@ -145,6 +145,13 @@ def _terms(rows, table, target_rows, target_table, labels, whole_lse, best: int,
   mine = (labels >= part * size) & (labels < (part + 1) * size)
   label = jnp.einsum("nd,nd->n", rows, table[jnp.clip(labels - part * size, 0, size - 1)], preferred_element_type=jnp.float32)
   return VocabTerms(draft - total(jnp.where(mine, label, 0.0)), total(cross), total(l1), draft, target, ids, target_best)
+
+
+def _best(values: Float["N V"], count: int) -> tuple[Float["N C"], Int["N C"]]:
+  """The best entries of each row and where they stand; a single one without sorting, which TPUs compile and run slowly."""
+  if count == 1:
+    return values.max(-1, keepdims=True), jnp.argmax(values, -1, keepdims=True)
+  return jax.lax.top_k(values, count)
 
 
 def slot_weights(supervised: Bool["B A L"], decay: float | None) -> Float["B A L"]:
