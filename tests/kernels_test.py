@@ -57,3 +57,10 @@ def test_what_a_kernel_cannot_do_runs_as_the_reference_and_says_so_once(caplog):
   for _ in range(2):
     assert choose("conv", "tpu", lambda platform: f"no kernel for {platform} and 5 channels") == "reference"
   assert caplog.text.count("conv runs as plain XLA: no kernel for tpu and 5 channels") == 1
+
+
+def test_on_a_mesh_it_is_the_reference(caplog):
+  with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("tensor",))):
+    assert choose("walk", "tpu", lambda platform: None) == "reference"
+  assert "walk runs as plain XLA: a mesh of 2 devices would have to partition it" in caplog.text
+  assert choose("walk", "tpu", lambda platform: None) == "tpu"
