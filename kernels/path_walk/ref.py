@@ -31,14 +31,15 @@ def folded(unary: Float["B L C"], temperature: Float["B"] | None, noise: Float["
 
 def walk(bias, scale, anchor, ids, gate, predecessor, successor) -> tuple[Int["B L"], Float["B L C"]]:
   """(index of the candidate taken, pair scores of the taken rows); what cannot be compared, NaN and +inf, is not taken."""
-  previous, indices, pairs = anchor, [], []
-  for t in range(ids.shape[1]):
-    left, right = rows(predecessor, previous) * gate[:, t], rows(successor, ids[:, t])
-    pairs.append(jnp.einsum("br,bcr->bc", left, right, preferred_element_type=jnp.float32))
-    x = bias[:, t] + (pairs[-1] if scale is None else pairs[-1] / scale[:, None])
-    indices.append(jnp.argmax(jnp.where(x < jnp.inf, x, -jnp.inf), -1).astype(jnp.int32))
-    previous = jnp.take_along_axis(ids[:, t], indices[-1][:, None], 1)[:, 0]
-  return jnp.stack(indices, 1), jnp.stack(pairs, 1)
+  def slot(previous, inputs):
+    bias, gate, ids = inputs
+    pair = jnp.einsum("br,bcr->bc", rows(predecessor, previous) * gate, rows(successor, ids), preferred_element_type=jnp.float32)
+    x = bias + (pair if scale is None else pair / scale[:, None])
+    index = jnp.argmax(jnp.where(x < jnp.inf, x, -jnp.inf), -1).astype(jnp.int32)
+    return jnp.take_along_axis(ids, index[:, None], 1)[:, 0], (index, pair)
+
+  _, taken = jax.lax.scan(slot, anchor, tuple(x.swapaxes(0, 1) for x in (bias, gate, ids)))
+  return tuple(x.swapaxes(0, 1) for x in taken)
 
 
 def outcome(index, pair, unary, temperature, scale) -> tuple[Int["B L"], Float["B L C"], Float["B L C"]]:
