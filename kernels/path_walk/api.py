@@ -19,7 +19,7 @@ def path_walk(
   or +inf scores, or all −inf) gives index -1 and a q of NaN or, all −inf, 0. Raises ValueError for shapes that do not fit.
   """
   check(anchor, ids, unary, gate, predecessor, successor, temperature, noise)
-  chosen = base.choose("path_walk", implementation, lambda platform: unsupported(platform, ids, predecessor))
+  chosen = base.choose("path_walk", implementation, lambda platform: unsupported(platform, ids.shape[-1], predecessor.size))
   bias, scale = ref.folded(unary, temperature, noise)
   arguments = bias, scale, anchor, ids, gate, predecessor, successor
   if chosen == "reference":
@@ -31,7 +31,12 @@ def path_walk(
   return ref.outcome(index, pair, unary, temperature, scale)
 
 
-def unsupported(platform: str, ids, predecessor) -> str | None:
+def unsupported(platform: str, candidates: int, table: int) -> str | None:
+  """Why the kernel of a platform cannot walk through that many candidates a slot of codebooks with that many numbers."""
+  if candidates > 32:
+    return f"{candidates} candidates, its kernels take at most 32"
+  if platform == "gpu" and table >= 2**31:
+    return f"codebooks of {table} numbers, beyond 32-bit offsets"
   return None
 
 
