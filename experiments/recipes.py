@@ -31,7 +31,7 @@ def default_taps(layers: int, count: int = 4) -> tuple[int, ...]:
   last."""
   if count == 1:
     return (layers - 1,)
-  return tuple(sorted({max(0, round(1 + i * (layers - 4) / (count - 1))) for i in range(count)}))
+  return tuple(sorted({min(max(0, round(1 + i * (layers - 4) / (count - 1))), layers - 1) for i in range(count)}))
 
 
 def unused_token(target: Target) -> str:
