@@ -25,7 +25,7 @@ from specdec_jax.models.target import Target
 def _verify(decoder, params, tokens, cache, taps):
   """One verify call: hidden states, logits of every row, the argmax; the cache is not committed."""
   hidden, _, cache = decoder.apply({"params": params}, tokens, cache, taps=taps)
-  return jnp.argmax(decoder.apply({"params": params}, hidden, method="logits"), -1), cache
+  return jnp.argmax(decoder.apply({"params": params}, hidden, method="logits"), -1), cache.commit(jnp.zeros_like(cache.lengths))
 
 
 def verify_times(targets: dict[str, Target], counts, batch: int, context: int, repeats: int) -> dict[str, dict[int, float]]:

@@ -1,7 +1,5 @@
 """Drafters and their losses from a training configuration, as experiments share it."""
 
-import dataclasses
-
 from ml_collections import ConfigDict
 
 from specdec_jax.config import DrafterConfig, SerialConfig
@@ -18,7 +16,7 @@ def drafter_config(config: ConfigDict, target: Target) -> DrafterConfig | Serial
   d = dict(config.drafter)
   kind, layers = d.pop("kind"), d.pop("layers", 1)
   d["taps"] = d["taps"] or default_taps(target.config.layers, TAPS[kind])
-  model = dataclasses.replace(target.config, family="qwen3", qk_norm=True, layers=layers, windows=(d.pop("window", None),) * layers, tied=False)
+  model = target.config.plain(layers, d.pop("window", None))
   shared = {"model": model, "taps": tuple(d.pop("taps")), "target_layers": target.config.layers, "tokenizer_hash": target.tokenizer.fingerprint()}
   if kind == "block":
     mask = config.mask_token if isinstance(config.mask_token, int) else target.tokenizer.id(config.mask_token)

@@ -16,10 +16,10 @@ from rich import print as show
 
 from experiments import common
 from specdec_jax import hub
-from specdec_jax.config import ModelConfig, Rotary
+from specdec_jax.config import DeltaConfig, ModelConfig, Rotary
 from specdec_jax.data import corpus, packing
 from specdec_jax.data.prompts import encode_example
-from specdec_jax.data.tokenizer import Tokenizer, train_bpe
+from specdec_jax.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
 from specdec_jax.models.decoder import Decoder
 from specdec_jax.training import trainer
 from specdec_jax.training.losses import next_token_loss
@@ -27,11 +27,14 @@ from specdec_jax.training.optimizer import adamw, learning_rate
 
 
 def model_config(config, tokenizer: Tokenizer) -> ModelConfig:
+  """Of the Qwen3 form or, with `model.delta`, of Qwen3.5's: attention in one layer of `attention_every` only, over a share of rotary."""
   m = config.model
+  delta = DeltaConfig(**m.delta) if "delta" in m else None
   return ModelConfig(
-      family="qwen3", vocab=tokenizer.vocab, width=m.width, layers=m.layers, heads=m.heads, kv_heads=m.kv_heads,
-      head_dim=m.head_dim, mlp=m.mlp, rotary=Rotary(m.rotary_base, m.head_dim), max_positions=config.max_positions,
-      windows=(None,) * m.layers, qk_norm=True, eos=(tokenizer.id("<|im_end|>"),), pad=tokenizer.id("<|endoftext|>"))
+      family="qwen3_5_text" if delta else "qwen3", vocab=tokenizer.vocab, width=m.width, layers=m.layers, heads=m.heads, kv_heads=m.kv_heads,
+      head_dim=m.head_dim, mlp=m.mlp, rotary=Rotary(m.rotary_base, int(m.head_dim * m.get("rotary_share", 1.0))), max_positions=config.max_positions,
+      windows=(None,) * m.layers, qk_norm=True, eos=(tokenizer.id("<|im_end|>"),), pad=tokenizer.id("<|endoftext|>"), delta=delta,
+      recurrent=tuple(i for i in range(m.layers) if (i + 1) % m.attention_every) if delta else ())
 
 
 def encode(tokenizer: Tokenizer, documents, limit: int):
@@ -73,7 +76,10 @@ def main(argv):
   documents = {d: list(itertools.islice(corpus.documents(d, config.seed, config.problems), config.documents or None)) for d in corpus.DOMAINS}
   held = {d: [x for x in docs if corpus.is_evaluation(x.source)] for d, docs in documents.items()}
   train = {d: [x for x in docs if not corpus.is_evaluation(x.source)] for d, docs in documents.items()}
-  tokenizer = train_bpe((f"{x.prompt}\n{x.answer}" for docs in train.values() for x in docs[:12_000]), config.vocab)
+  if config.get("tokenizer"):
+    tokenizer = load_tokenizer(hub.find(config.tokenizer))
+  else:
+    tokenizer = train_bpe((f"{x.prompt}\n{x.answer}" for docs in train.values() for x in docs[:12_000]), config.vocab)
   pairs, counts = [], {}
   rng = np.random.default_rng(config.seed)
   for domain, docs in train.items():
@@ -118,9 +124,9 @@ def main(argv):
         "documents": min(len(found), 400)}
   show({"held-out nats a token": report})
 
-  folder = workdir / "tiny"
+  folder = workdir / config.get("name", "tiny")
   hub.save_target(folder, c, params, tokenizer, dtype="bfloat16")
-  prompts = folder / "prompts"
+  prompts = workdir / "prompts" if config.get("tokenizer") else folder / "prompts"  # Shipped once, with the tokenizer.
   prompts.mkdir(exist_ok=True)
   for domain, docs in held.items():
     fitting = [x for x in docs if len(encode_example(tokenizer, x.prompt, x.answer)[0]) <= config.document_length // 2]

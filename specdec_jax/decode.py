@@ -151,7 +151,7 @@ def read(
   if method.drafter:
     positions = start[:, None] + jnp.arange(tokens.shape[1])
     state = state.replace(drafter=method.drafter.extend(drafter_params, state.drafter, taps, tokens, positions, lengths))
-  state = state.replace(cache=cache.replace(lengths=start + lengths), finish=jnp.where(sound, state.finish, TARGET_FAULT))
+  state = state.replace(cache=cache.commit(lengths), finish=jnp.where(sound, state.finish, TARGET_FAULT))
   return sharding.constrain_state(state), sharding.constrain_whole(last)
 
 
@@ -261,7 +261,7 @@ def commit(
       state.emitted, tokens, count, made.lengths, jnp.minimum(verdict.accepted, count), running, jnp.where(running, finish, state.finish),
       _logprobs(method, verified.logits, tokens, sampling.vocab))
   state = _emit(state, output, sampling).replace(
-      cache=verified.cache.replace(lengths=position + fed_rows), anchor=jnp.where(running, jnp.maximum(verdict.next_token, 0), state.anchor))
+      cache=verified.cache.commit(fed_rows), anchor=jnp.where(running, jnp.maximum(verdict.next_token, 0), state.anchor))
   return sharding.constrain_state(state), sharding.constrain_whole(output)
 
 
@@ -495,6 +495,7 @@ def make_method(
     raise ValueError(f"unknown schedule {schedule!r}: 'fixed', or a function of the confidences")
   if drafter is None and (draft_length is not None or callable(schedule) or record):
     raise ValueError("draft_length, schedule and record need a drafter")
+  target.decoder.check_rewinds(target.name)
   if drafter is None:
     return Method(target.decoder, rule=rule, logprobs=logprobs)
   if drafter.config is not None and (drafter.config.model.vocab, drafter.config.target_layers) != (target.config.vocab, target.config.layers):

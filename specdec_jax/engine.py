@@ -27,6 +27,7 @@ from specdec_jax.cost import CostTable, CostTableMissing
 from specdec_jax.decode import DRAFTER_FAULT, RUNNING, STOP, Completion, DecodeState, Draft, Method, RoundOutput
 from specdec_jax.drafters.base import Drafter
 from specdec_jax.hub import load_drafter
+from specdec_jax.models.cache import Cache
 from specdec_jax.models.target import Target
 from specdec_jax.sampling import host_sampling
 from specdec_jax.slots import DEFAULTS, NEEDS, PROGRAMS, STOP_IDS, Settings, stack
@@ -110,15 +111,22 @@ class _Flight:
 
 
 def memory_plan(target: Target, drafter: Drafter | None, method: Method, slots: int, length: int) -> dict[str, int]:
-  """Bytes: of the weights (a table that both share counts once), of one slot's caches, of all of them, and at the peak, while
-  slots are re-ordered and a prompt is read."""
+  """Bytes: of the weights (a table that both share counts once), of one slot's caches, of what a round keeps of a slot to rewind its
+  recurrent states, of all caches, and at the peak, while slots are re-ordered and a prompt is read."""
   size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
   shared = {id(x) for x in jax.tree.leaves(target.params)}
   weights = size(target.params)
   drafter_bytes = 0 if drafter is None else size([x for x in jax.tree.leaves(drafter.params) if id(x) not in shared])
   slot = size(jax.eval_shape(lambda: decode.init_state(method, 1, length, target.dtype))) + 4 * target.vocab  # With its counts.
-  return {"target_bytes": weights, "drafter_bytes": drafter_bytes, "slot_bytes": slot, "cache_bytes": slots * slot,
-          "peak_bytes": weights + drafter_bytes + (2 * slots + 1) * slot}
+  rewind = size(jax.eval_shape(functools.partial(_verified_cache, method, target.dtype, length), target.params).fed)
+  return {"target_bytes": weights, "drafter_bytes": drafter_bytes, "slot_bytes": slot, "rewind_bytes": rewind, "cache_bytes": slots * slot,
+          "peak_bytes": weights + drafter_bytes + (2 * slots + 1) * slot + slots * rewind}
+
+
+def _verified_cache(method: Method, dtype: str, length: int, params) -> Cache:
+  """A slot's cache between verify and commit."""
+  tokens = jnp.zeros((1, 1 + method.draft_length), jnp.int32)
+  return method.decoder.apply({"params": params}, tokens, method.decoder.init_cache(1, length, dtype))[2]
 
 
 def best_budget(survival: Float["B L"], running: int, sps: Float["n"], slots: int = 1) -> int:

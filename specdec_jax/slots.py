@@ -98,9 +98,9 @@ def _commit(
 
 def _each_slot(stacked: bool, f: Callable, *states: DecodeState) -> DecodeState:
   """f(axis of the slots, leaf of each state) over all leaves."""
-  buffers = jax.tree.map(functools.partial(f, int(stacked)), *((s.cache.keys, s.cache.values) for s in states))
-  rest = jax.tree.map(functools.partial(f, 0), *(s.replace(cache=s.cache.lengths) for s in states))
-  return constrain_state(rest.replace(cache=Cache(*buffers, rest.cache)))
+  keys, values = jax.tree.map(functools.partial(f, int(stacked)), *((s.cache.keys, s.cache.values) for s in states))
+  rest = jax.tree.map(functools.partial(f, 0), *(s.replace(cache=s.cache.replace(keys=(), values=())) for s in states))
+  return constrain_state(rest.replace(cache=rest.cache.replace(keys=keys, values=values)))
 
 
 def _insert(stacked: bool, state: DecodeState, row: DecodeState, slot: Int[""]) -> DecodeState:

@@ -84,6 +84,34 @@ def test_every_field_survives_publication():
   assert ModelConfig.from_published(json.loads(json.dumps(c.to_published()))) == c
 
 
+@pytest.mark.parametrize("form", [
+    toys.HYBRID, {**toys.HYBRID, "rotary": Rotary(1e7, 8)}, toys.GEMMA, {**toys.GEMMA, "family": "gemma4_unified_text", "logit_cap": None}], ids=str)
+def test_every_field_of_mixed_layers_survives_publication(form):
+  c = toys.model_config(**form)
+  published = json.loads(json.dumps(c.to_published()))
+  assert ModelConfig.from_published(published) == c
+  wrapped = {"model_type": "any", "text_config": without("eos_token_id", published), "eos_token_id": 60, "vision_config": {}}
+  assert ModelConfig.from_published(wrapped) == c
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"layer_types": ["full_attention", "mamba", "mamba"]}, r"mamba \(layers \[1, 2\]\)"), ({"attn_output_gate": False}, "attn_output_gate"),
+    ({"layer_types": ["linear_attention"] * 3}, "no full_attention"), ({"linear_num_key_heads": None}, "lacks 'linear_num_key_heads'"),
+    ({"linear_num_key_heads": 3}, "multiple of linear_num_key_heads 3")], ids=str)
+def test_hybrid_faults_are_named(change, message):
+  with pytest.raises(ConfigError, match=message):
+    ModelConfig.from_published({**toys.model_config(**toys.HYBRID).to_published(), **change})
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"num_kv_shared_layers": 2}, "num_kv_shared_layers 2"), ({"enable_moe_block": True}, "enable_moe_block"),
+    ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"), ({"layer_types": None}, "layer_types"),
+    ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "lacks 'sliding_attention'"), ({"num_global_key_value_heads": 3}, "no multiple")], ids=str)
+def test_gemma_faults_are_named(change, message):
+  with pytest.raises(ConfigError, match=message):
+    ModelConfig.from_published({**toys.model_config(**toys.GEMMA).to_published(), **change})
+
+
 @pytest.mark.parametrize("change", [
     {}, {"markov_rank": 0, "enable_confidence_head": False}, {"confidence_head_with_markov": False}, {"num_anchors": 6}], ids=str)
 def test_drafter_round_trip(change):

@@ -15,10 +15,12 @@ import pytest
 
 import specdec_jax
 from specdec_jax import verify
+from specdec_jax.config import FAMILIES, GEMMA
 from specdec_jax.drafters.heads import DynamicConv, top_candidates
 from specdec_jax.drafters.serial import SerialBatch
 from specdec_jax.hub import layout
 from specdec_jax.models.decoder import head_table
+from specdec_jax.models.layers import project_vocab
 from specdec_jax.sampling import distribution, make_sampling
 from specdec_jax.training import anchors, losses
 from specdec_jax.training.optimizer import adamw, learning_rate
@@ -44,8 +46,8 @@ def of_type(names: list[str], model_type: str) -> list[str]:
   return [n for n in names if read(n).get("model_type") == model_type]
 
 
-TARGETS = of_type(cases("target_*"), "qwen3") + of_type(cases("target_*"), "llama")
-DSPARK = of_type(cases("dspark_*") + cases("dflash_*"), "qwen3")
+TARGETS = [n for family in FAMILIES for n in of_type(cases("target_*"), family)]
+DSPARK = [n for family in ("qwen3", *GEMMA) for n in of_type(cases("dspark_*") + cases("dflash_*"), family)]
 DFLASH2 = of_type(cases("dflash2_*"), "qwen3")
 EAGLE3 = of_type(cases("eagle3_*"), "qwen3")
 TRACES = of_type(cases("e2e_dspark*"), "qwen3")
@@ -61,7 +63,8 @@ def close(ours, golden, atol=HIDDEN):
 
 
 def test_the_named_cases_are_there():
-  assert "target_qwen3" in TARGETS and {"dspark_qwen3_markov", "dspark_qwen3_gated", "dspark_qwen3_rnn", "dflash_deepspec"} <= {*DSPARK}
+  assert {"target_qwen3", "target_qwen3_5", "target_gemma4", "target_gemma4_sepv"} <= {*TARGETS}
+  assert {"dspark_gemma4_markov", "dspark_qwen3_markov", "dspark_qwen3_gated", "dspark_qwen3_rnn", "dflash_deepspec"} <= {*DSPARK}
   assert {"dflash2_nemo", "dflash2_nemo_swa"} <= {*DFLASH2} and "eagle3_qwen3" in EAGLE3
   assert "e2e_dspark_qwen3" in TRACES and "e2e_dflash2_nemo" in DFLASH2_TRACES
 
@@ -72,6 +75,10 @@ def test_the_named_cases_are_there():
 @pytest.mark.parametrize("stacked", [False, True], ids=["unrolled", "scanned"])
 @pytest.mark.parametrize("case", TARGETS)
 def test_target(case, stacked):
+  if stacked and read(case)["model_type"] not in ("qwen3", "llama"):
+    with pytest.raises(ValueError, match="several forms, so they cannot be stacked"):
+      specdec_jax.load_target(GOLDEN / case, stacked=True)
+    return
   target = specdec_jax.load_target(GOLDEN / case, stacked=stacked)
   layers = target.config.layers
   f = load(case, "forward")
@@ -86,31 +93,50 @@ def test_target(case, stacked):
   for side in ("left", "right"):
     mask = p[f"{side}_attention_mask"]
     close(target.forward(p[f"{side}_input_ids"], mask).logits * mask[..., None], p[f"{side}_logits"])
-  check_cached(target, f["input_ids"], load(case, "decode"))
+  if "long_input_ids" in f.files:
+    close(target.forward(f["long_input_ids"]).logits[:, -f["long_logits_tail"].shape[1] :], f["long_logits_tail"])
+  check_cached(target, f["input_ids"], load(case, "decode"), load(case, "state") if (GOLDEN / case / "state.npz").exists() else None)
 
 
-def check_cached(target, prompt, d):
+def check_cached(target, prompt, d, states):
   run = functools.partial(jax.jit(target.decoder.apply, static_argnames=("taps", "method")), {"params": target.params})
   logits = lambda hidden: run(hidden, method="logits")
-  batch, length = prompt.shape
+  layers, (batch, length) = target.config.layers, prompt.shape
+  rows = lambda n: jnp.full((batch,), n)
   _, _, cache = run(jnp.asarray(prompt), target.init_cache(batch, length + d["verify_ids"].shape[1] + d["cont_ids"].shape[1]))
-  cache = cache.replace(lengths=cache.lengths + length)
-  for i in range(target.config.layers):
-    first = length - d[f"prefill_k_{i}"].shape[2]  # A sliding layer of the reference keeps its window only.
-    close(cache.keys[i][..., first:length].swapaxes(2, 3), d[f"prefill_k_{i}"])
-    close(cache.values[i][:, :, first:length], d[f"prefill_v_{i}"])
-  hidden, taps, _ = run(jnp.asarray(d["verify_ids"]), cache, taps=tuple(range(-1, target.config.layers - 1)))
+  cache = cache.commit(rows(length))
+  if states is not None or "prefill_k_0" in d.files:
+    check_state(cache, states or d, "prefill")
+  hidden, taps, verified = run(jnp.asarray(d["verify_ids"]), cache, taps=tuple(range(-1, layers - 1)))
   close(logits(hidden), d["verify_logits"])
-  close(hidden, d[f"verify_hidden_states_{target.config.layers}"])
-  for i in range(target.config.layers):
+  close(hidden, d[f"verify_hidden_states_{layers}"])
+  for i in range(layers):
     close(taps[:, :, i], d[f"verify_hidden_states_{i}"])
   for i, token in enumerate(d["cont_ids"].T):
     hidden, _, cache = run(jnp.asarray(token[:, None]), cache)
-    cache = cache.replace(lengths=cache.lengths + 1)
+    cache = cache.commit(rows(1))
     close(logits(hidden)[:, 0], d["cont_logits"][:, i])
+    if states is not None:
+      check_state(cache, states, f"decode{i + 1}")
+      check_state(verified.commit(rows(i + 1)), states, f"decode{i + 1}")  # Rolled back from the verify call.
+  if states is not None:
+    check_state(verified.commit(rows(d["verify_ids"].shape[1])), states, "verify")
   greedy = specdec_jax.generate(target, None, [prompt[0].tolist()], d["greedy_ids"].shape[1], ignore_eos=True)[0].tokens
   safe = np.cumprod(d["greedy_margin"] > 1e-3).astype(bool)
   np.testing.assert_array_equal(np.array(greedy)[safe], d["greedy_ids"][0][safe])
+
+
+def check_state(cache, golden, stage: str):
+  """Snapshots of every layer; a sliding layer of the reference keeps its window only, and a convolution one input more."""
+  length = int(cache.lengths[0])
+  for i, keys in enumerate(cache.keys):
+    if keys is None:
+      close(cache.states[i].inputs.swapaxes(1, 2), golden[f"{stage}_conv_{i}"][..., -cache.states[i].inputs.shape[1] :])
+      close(cache.states[i].memory, golden[f"{stage}_recurrent_{i}"])
+      continue
+    first = length - golden[f"{stage}_k_{i}"].shape[2]
+    close(keys[..., first:length].swapaxes(2, 3), golden[f"{stage}_k_{i}"])
+    close(cache.values[i][:, :, first:length], golden[f"{stage}_v_{i}"])
 
 
 # Drafters.
@@ -224,12 +250,13 @@ def test_drafter_training(case):
 
   def loss(params):
     out = model.block_outputs(params, batch)
-    total, metrics = losses.block_loss(weights, model, params, out, rows, head_table(target.params), labels)
+    total, metrics = losses.block_loss(weights, model, params, out, rows, head_table(target.params), labels, target.config.logit_cap)
     return total, (metrics, out)
 
   (total, (metrics, out)), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(drafter.params)
   close(out.hidden, f["backbone_hidden"])
-  close(out.rows @ model.table(drafter.params).T, f["draft_logits"])
+  logits = losses.capped_logits(project_vocab, out.rows, model.table(drafter.params), c.model.width, c.model.logit_cap)
+  close(logits, f["draft_logits"])
   if c.confidence:
     close(out.confidence, f["confidence_pred"])
   assert float(total) == pytest.approx(float(f["total_loss"]), rel=1e-4)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax.config import DrafterConfig, ModelConfig, Rotary, SerialConfig
+from specdec_jax.config import DeltaConfig, DrafterConfig, FullAttention, ModelConfig, Rotary, SerialConfig
 from specdec_jax.drafters.base import Drafter, Proposal
 from specdec_jax.drafters.block import BlockDrafter
 from specdec_jax.drafters.serial import SerialDrafter
@@ -21,6 +21,13 @@ def model_config(**changes) -> ModelConfig:
       family="qwen3", vocab=61, width=32, layers=3, heads=4, kv_heads=2, head_dim=8, mlp=48, rotary=Rotary(1e4, 8),
       max_positions=256, windows=(None,) * changes.get("layers", 3), qk_norm=True, eos=(60,), init_scale=0.3)
   return dataclasses.replace(base, **changes)
+
+
+HYBRID = dict(
+    family="qwen3_5_text", rotary=Rotary(1e4, 4), recurrent=(0, 1), delta=DeltaConfig(key_heads=2, value_heads=4, key_dim=8, value_dim=6))
+GEMMA = dict(
+    family="gemma4_text", windows=(6, None, 6), full=FullAttention(16, 1, Rotary(1e6, 16, "proportional", (("partial_rotary_factor", 0.25),)), True),
+    logit_cap=30.0, activation="gelu_pytorch_tanh", tied=True)
 
 
 def random_params(init, seed: int, scale: float = 0.3):
@@ -54,10 +61,11 @@ def block_drafter(owner: Target, seed: int = 1, **changes) -> Drafter:
   """A randomly initialised block drafter for `owner`; it shares the target's embedding and head."""
   options = {"block": 5, "mask_id": 59, "taps": (0, 1), "head": "markov", "rank": 6, "confidence": True, **changes}
   options.setdefault("confidence_with_head", bool(options["confidence"] and options["rank"]))
-  c = DrafterConfig(model=dataclasses.replace(owner.config, layers=1, windows=(None,)), target_layers=owner.config.layers, **options)
+  window = options.pop("window", None)
+  c = DrafterConfig(model=owner.config.plain(1, window), target_layers=owner.config.layers, **options)
   model = BlockDrafter(c)
   params = random_params(model.init_params, seed)
-  params["embedding"], params["head"] = owner.params["embedding"], owner.params["head"]
+  params["embedding"], params["head"] = owner.params["embedding"], {"kernel": head_table(owner.params)}
   for group, name in (("confidence", "kernel"), ("markov", "bias"), ("selector", "successor")):  # These must matter.
     if group in params:
       params[group][name] /= 0.3
@@ -70,7 +78,7 @@ def serial_drafter(owner: Target, kind: str, seed: int = 1, **changes) -> Drafte
   taps = (0, 1) if kind == "eagle3" else (owner.config.layers - 1,)
   options = {"steps": 4, "taps": taps, **changes}
   c = SerialConfig(
-      model=dataclasses.replace(owner.config, layers=1, windows=(options.pop("window", None),)), kind=kind, target_layers=owner.config.layers, **options)
+      model=owner.config.plain(1, options.pop("window", None)), kind=kind, target_layers=owner.config.layers, **options)
   model = SerialDrafter(c)
   params = random_params(model.init_params, seed)
   params["embedding"], head = owner.params["embedding"], head_table(owner.params)

@@ -1,7 +1,6 @@
 """The block drafter: one non-causal pass over [anchor, mask, …] that reads the target's features (DFlash, DSpark, DFlash 2)."""
 
 import dataclasses
-import math
 
 import flax.linen as nn
 import flax.struct
@@ -14,7 +13,7 @@ from specdec_jax.drafters.heads import BiasHead, ConfidenceHead, DynamicConv, Se
 from specdec_jax.kernels import block_attention, default_implementation, write_rows
 from specdec_jax.kernels.markov_walk import implementation_for, markov_walk
 from specdec_jax.models.cache import Cache, as_keys, as_values, init_cache, write_layer
-from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, embed, masked_softmax, rotary_angles
+from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, embed, masked_softmax, rotary_angles, scaled, soft_capped
 from specdec_jax.sampling import GREEDY_BELOW, Role, Sampling, adjusted, gumbel, next_token, real_logits, role_keys
 from specdec_jax.sharding import constrain_rows
 from specdec_jax.typing import Bool, Float, Int
@@ -84,8 +83,10 @@ class BlockNetwork(nn.Module):
     self.head = Head(m.vocab, m.width, m.init_scale, self.transposed)
     self.fuse = Projection(len(c.taps) * m.width, (m.width,), transposed=self.transposed, scale=m.init_scale)
     self.fuse_norm = RMSNorm(m.width, m.norm_eps)
-    layer = lambda: ConvLayer(m, self.transposed, c.conv, c.conv_group, c.block, self.kernels) if c.conv else Layer(m, self.transposed)
-    self.layers = [layer() for _ in range(m.layers)]
+    layer = lambda m: (
+        ConvLayer(m, self.transposed, taps=c.conv, group=c.conv_group, slots=c.block, kernels=self.kernels) if c.conv else
+        Layer(m, self.transposed))
+    self.layers = [layer(m.layer(i)) for i in range(m.layers)]
     self.final_norm = RMSNorm(m.width, m.norm_eps)
     if c.head == "selector":
       self.selector = SelectorHead(m.vocab, c.rank, m.width, self.transposed)
@@ -100,8 +101,8 @@ class BlockNetwork(nn.Module):
 
   def context(self, features: Float["B T M D"], positions: Int["B T"]) -> list[tuple[Float["B T K H"], Float["B T K H"]]]:
     """Keys and values of context rows, for every layer."""
-    fused, angles = self.fused(features), rotary_angles(self.config.model.rotary, positions)
-    return [layer.attention.keys_values(fused, angles) for layer in self.layers]
+    fused = self.fused(features)
+    return [layer.attention.keys_values(fused, rotary_angles(layer.config.rotary, positions)) for layer in self.layers]
 
   def slots(
       self, context, context_positions: Int["B S"], anchors: Int["B A"], positions: Int["B A L"], visible: Bool["B A S"] | Int["B A"],
@@ -114,21 +115,21 @@ class BlockNetwork(nn.Module):
     batch, blocks, slots = positions.shape
     first = (jnp.arange(slots) == 0) & keep[..., None]
     x = embed(self.embedding, jnp.where(first, anchors[..., None], c.mask_id)).reshape(batch, blocks * slots, -1)
-    x = constrain_rows(x)
-    angles = rotary_angles(m.rotary, positions.reshape(batch, -1))
+    x = constrain_rows(x if m.embedding_scale == 1.0 else x * jnp.asarray(m.embedding_scale, x.dtype))
     for layer, (keys, values), window in zip(self.layers, context, m.windows):
       near = True if window is None else positions[..., None] - context_positions[:, None, None] < window
 
       def mix(attention, h, keys=keys, values=values, near=near, window=window):
         shape = lambda y: y.reshape(batch, blocks, slots, *y.shape[2:])
+        angles = rotary_angles(attention.config.rotary, positions.reshape(batch, -1))
         k, v = attention.keys_values(h, angles)
         if visible.ndim == 2:
           out = block_attention(
               q=shape(attention.queries(h, angles)), keys=keys, values=values, high=visible, k=shape(k), v=shape(v), keep=keep, window=window,
-              implementation=self.kernels)
+              scale=m.score_scale, implementation=self.kernels)
         else:
           sees = visible[:, :, None] & near & keep[..., None, None]
-          out = attend_block(shape(attention.queries(h, angles)), keys, values, sees, shape(k), shape(v), keep)
+          out = attend_block(shape(attention.queries(h, angles)), keys, values, sees, shape(k), shape(v), keep, m.score_scale)
         return out.reshape(batch, blocks * slots, *out.shape[3:]), None
 
       x = constrain_rows(layer(x, mix)[0])
@@ -140,7 +141,7 @@ class BlockNetwork(nn.Module):
     return every if self.config.anchor_predicts else every[:, :, 1:]
 
   def base_logits(self, hidden):
-    return self.head(hidden)
+    return soft_capped(self.head(hidden), self.config.model.logit_cap)
 
   def embed_previous(self, tokens: Int["B L"]) -> Float["B L R"] | None:
     """The sequential head's embedding of previous tokens; None without a head."""
@@ -196,15 +197,15 @@ class BlockNetwork(nn.Module):
 
 
 def attend_block(q: Float["B A L K G H"], keys: Float["B K H S"], values: Float["B K S H"], visible: Bool["B A L S"],
-                 k: Float["B A L K H"], v: Float["B A L K H"], keep: Bool["B A"]) -> Float["B A L K G H"]:
-  """Queries of a block attend to the context they see and to every slot of their own block, under one softmax."""
+                 k: Float["B A L K H"], v: Float["B A L K H"], keep: Bool["B A"], scale: float | None = None) -> Float["B A L K G H"]:
+  """Queries of a block attend to the context they see and to every slot of their own block, under one softmax; scale: as of `attend`."""
   batch, anchors, slots, heads, groups, size = q.shape
   context = keys.shape[-1]
   rows = q.transpose(0, 3, 1, 2, 4, 5)  # [B,K,A,L,G,H], so that every product below reads its operands as they are.
   merge = lambda x, *axes: x.reshape(batch, heads, *axes, x.shape[-1])
   outside = jnp.matmul(merge(rows, -1), keys, preferred_element_type=jnp.float32)
   inside = jnp.matmul(merge(rows, anchors, slots * groups), k.transpose(0, 3, 1, 4, 2), preferred_element_type=jnp.float32)
-  scores = jnp.concatenate([merge(outside, anchors, slots, groups), merge(inside, anchors, slots, groups)], -1) / math.sqrt(size)
+  scores = scaled(jnp.concatenate([merge(outside, anchors, slots, groups), merge(inside, anchors, slots, groups)], -1), size, scale)
   own = jnp.broadcast_to(keep[:, :, None, None], (*visible.shape[:-1], slots))
   seen = jnp.concatenate([jnp.broadcast_to(visible, (*visible.shape[:-1], context)), own], -1)
   weights = masked_softmax(scores, seen[:, None, :, :, None, :]).astype(v.dtype)
@@ -247,7 +248,8 @@ class BlockDrafter(FromConfig):
 
   def init_state(self, batch: int, length: int) -> Cache:
     m = self.config.model
-    return init_cache(m.layers, batch, m.kv_heads, length, m.head_dim, self.dtype, stacked=False)
+    sizes = [(m.layer(i).kv_heads, m.layer(i).head_dim) for i in range(m.layers)]
+    return init_cache(sizes, batch, length, self.dtype, stacked=False)
 
   def extend(self, params, state: Cache, features, tokens, positions, valid) -> Cache:
     del tokens  # The features of a position already hold its token.

@@ -175,7 +175,7 @@ class SerialDrafter(FromConfig):
 
   def init_state(self, batch: int, length: int) -> SerialState:
     m = self.config.model
-    cache = init_cache(1, batch, m.kv_heads, length + 1, m.head_dim, self.dtype, stacked=False)
+    cache = init_cache([(m.kv_heads, m.head_dim)], batch, length + 1, self.dtype, stacked=False)
     return SerialState(cache, jnp.zeros((batch, m.width), self.dtype))
 
   def extend(self, params, state: SerialState, features, tokens, positions, valid) -> SerialState:

@@ -59,6 +59,20 @@ class Tensors:
     return self._handles[name].get_slice(name)[index]
 
 
+class Renamed:
+  """Tensors under other names: `names` gives what each is stored as; those that it leaves out are not there."""
+
+  def __init__(self, tensors: Tensors, names: Mapping[str, str]):
+    self._tensors, self._names = tensors, names
+    self.shapes = {name: tensors.shapes[stored] for name, stored in names.items()}
+
+  def read(self, name: str) -> np.ndarray:
+    return self._tensors.read(self._names[name])
+
+  def part(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
+    return self._tensors.part(self._names[name], index)
+
+
 @contextlib.contextmanager
 def open_tensors(folder: pathlib.Path) -> Iterator[Tensors]:
   """The tensors of a published folder."""

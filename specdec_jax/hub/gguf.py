@@ -12,6 +12,7 @@ from specdec_jax.config import FAMILIES, ConfigError, rotary_from_published
 from specdec_jax.data.tokenizer import Tokenizer
 from specdec_jax.hub.layout import TensorError
 
+_ARCHITECTURES = ("llama", "qwen3")
 _CONFIG_KEYS = {
     "hidden_size": "embedding_length", "num_hidden_layers": "block_count", "num_attention_heads": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
@@ -108,8 +109,8 @@ class GGUFFile:
 
   def _read_config(self) -> dict[str, Any]:
     family = self.metadata("general.architecture")
-    if family not in FAMILIES:
-      raise ConfigError(f"general.architecture {family!r} is not supported; known: {', '.join(FAMILIES)}")
+    if family not in _ARCHITECTURES:
+      raise ConfigError(f"general.architecture {family!r} is not supported; known: {', '.join(_ARCHITECTURES)}")
     if (self.metadata("split.count") or 1) > 1:
       raise ConfigError("split.count: a model in several GGUF files is not supported; merge them with gguf-split")
     refused = [f"{family}.{k}" for k in _REFUSED if self.metadata(f"{family}.{k}")]

@@ -28,6 +28,15 @@ class Entry:
   outputs: tuple[int, ...] | None = None
   stack: int = 0
 
+  def parameter_shape(self, transposed: bool) -> tuple[int, ...]:
+    """The shape that `join` gives."""
+    if self.outputs is None:
+      return self.shape
+    outputs, inputs = list(self.outputs), self.shape[1:]
+    if len(self.names) > 1:
+      outputs.insert(self.stack, len(self.names))
+    return (*outputs, *inputs) if transposed or not inputs else (*inputs, *outputs)
+
   def join(self, tensors: list[np.ndarray], transposed: bool) -> np.ndarray:
     """Published tensors → the parameter."""
     if self.outputs is None:
@@ -70,8 +79,9 @@ class Entry:
     return [np.ascontiguousarray(p).reshape(self.shape) for p in parts]
 
 
-def layer_entries(c: ModelConfig, prefix: str, path: tuple[str, ...], inputs: int = 0) -> list[Entry]:
-  """The entries of one transformer layer under `prefix`; inputs: what its attention reads, the model's width where 0."""
+def layer_entries(c: ModelConfig, prefix: str, path: tuple[str, ...], inputs: int = 0, recurrent: bool = False) -> list[Entry]:
+  """The entries of one layer under `prefix`; inputs: what its attention reads, the model's width where 0; recurrent: whether a
+  gated delta net stands in the place of attention."""
   inputs = inputs or c.width
   head = c.head_dim
   out = []
@@ -87,26 +97,44 @@ def layer_entries(c: ModelConfig, prefix: str, path: tuple[str, ...], inputs: in
     out.append(Entry((*path, *where, "scale"), (f"{prefix}{name}.weight",), (size,)))
 
   norm(("attention_norm",), "input_layernorm", c.width)
-  norm(("mlp_norm",), "post_attention_layernorm", c.width)
-  linear(("attention", "q"), ("self_attn.q_proj",), (c.kv_heads, c.groups, head), inputs, 0, c.attention_bias)
-  linear(("attention", "kv"), ("self_attn.k_proj", "self_attn.v_proj"), (c.kv_heads, head), inputs, 1, c.attention_bias)
+  if c.sandwich:
+    norm(("attention_out_norm",), "post_attention_layernorm", c.width)
+    norm(("mlp_norm",), "pre_feedforward_layernorm", c.width)
+    norm(("mlp_out_norm",), "post_feedforward_layernorm", c.width)
+    out.append(Entry((*path, "scalar"), (f"{prefix}layer_scalar",), (1,)))
+  else:
+    norm(("mlp_norm",), "post_attention_layernorm", c.width)
+  linear(("mlp", "gate_up"), ("mlp.gate_proj", "mlp.up_proj"), (c.mlp,), c.width, 0, c.mlp_bias)
+  linear(("mlp", "down"), ("mlp.down_proj",), (c.width,), c.mlp, 0, c.mlp_bias)
+  if recurrent:
+    d, name, at = c.delta, "linear_attn.", (*path, "attention")
+    linear(("attention", "qkv"), (name + "in_proj_qkv",), (d.channels,), c.width, 0, False)
+    linear(("attention", "z"), (name + "in_proj_z",), (d.value_heads, d.value_dim), c.width, 0, False)
+    linear(("attention", "gates"), (name + "in_proj_b", name + "in_proj_a"), (d.value_heads,), c.width, 1, False)
+    linear(("attention", "o"), (name + "out_proj",), (c.width,), d.value_heads * d.value_dim, 0, False)
+    norm(("attention", "norm"), name + "norm", d.value_dim)
+    return [*out, Entry((*at, "taps"), (f"{prefix}{name}conv1d.weight",), (d.channels, 1, d.conv)),
+            *(Entry((*at, mine), (f"{prefix}{name}{theirs}",), (d.value_heads,)) for mine, theirs in (("rate", "A_log"), ("shift", "dt_bias")))]
+  linear(("attention", "q"), ("self_attn.q_proj",), (c.kv_heads, c.groups, *((2,) if c.gated else ()), head), inputs, 0, c.attention_bias)
+  if c.shared_kv:
+    linear(("attention", "k"), ("self_attn.k_proj",), (c.kv_heads, head), inputs, 0, c.attention_bias)
+  else:
+    linear(("attention", "kv"), ("self_attn.k_proj", "self_attn.v_proj"), (c.kv_heads, head), inputs, 1, c.attention_bias)
   linear(("attention", "o"), ("self_attn.o_proj",), (c.width,), c.heads * head, 0, c.attention_bias)
   if c.qk_norm:
     norm(("attention", "q_norm"), "self_attn.q_norm", head)
     norm(("attention", "k_norm"), "self_attn.k_norm", head)
-  linear(("mlp", "gate_up"), ("mlp.gate_proj", "mlp.up_proj"), (c.mlp,), c.width, 0, c.mlp_bias)
-  linear(("mlp", "down"), ("mlp.down_proj",), (c.width,), c.mlp, 0, c.mlp_bias)
   return out
 
 
 def decoder_entries(c: ModelConfig) -> list[Entry]:
-  """A Llama or Qwen3 checkpoint; layers stand under ("layers", "0") … until `stack_layers`."""
+  """A checkpoint of any family; layers stand under ("layers", "0") … until `stack_layers`."""
   out = [Entry(("embedding",), ("model.embed_tokens.weight",), (c.vocab, c.width)),
          Entry(("final_norm", "scale"), ("model.norm.weight",), (c.width,))]
   if not c.tied:
     out.append(Entry(("head", "kernel"), ("lm_head.weight",), (c.vocab, c.width)))
   for i in range(c.layers):
-    out += layer_entries(c, f"model.layers.{i}.", ("layers", str(i)))
+    out += layer_entries(c.layer(i), f"model.layers.{i}.", ("layers", str(i)), recurrent=i in c.recurrent)
   return out
 
 
@@ -143,7 +171,7 @@ def block_entries(c: DrafterConfig) -> list[Entry]:
     out += [Entry(("embedding",), ("embed_tokens.weight",), (m.vocab, m.width)),
             Entry(("head", "kernel"), ("lm_head.weight",), (m.vocab, m.width))]
   for i in range(m.layers):
-    out += layer_entries(m, f"layers.{i}.", (f"layers_{i}",))
+    out += layer_entries(m.layer(i), f"layers.{i}.", (f"layers_{i}",))
     if c.conv:
       out += _conv_entries(c, i)
   return out + _head_entries(c)

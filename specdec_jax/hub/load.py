@@ -5,6 +5,7 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -42,35 +43,39 @@ def load_target(
   with contextlib.ExitStack() as stack:
     if path.suffix == ".gguf":
       source = open_gguf(path)
-      config, tokenizer, files, shapes = ModelConfig.from_published(source.config), source.tokenizer(), [path], source.shapes
+      config, tokenizer, files = ModelConfig.from_published(source.config), source.tokenizer(), [path]
     else:
       published = folder_lib.read_config(path)
       config, tokenizer, files = ModelConfig.from_published(published), load_tokenizer(path), folder_lib.weight_files(path)
       config = dataclasses.replace(config, eos=_eos(path, config))
-      source = stack.enter_context(folder_lib.open_tensors(path))
-      shapes = _known(source.shapes, config)
+      tensors = stack.enter_context(folder_lib.open_tensors(path))
+      source = folder_lib.Renamed(tensors, _stored_names(tensors.shapes, config))
     stacked, transposed = default_layout(config, stacked, transposed)
     if tokenizer is not None and tokenizer.vocab > config.vocab:
       raise ValueError(f"{name_or_path}: the tokenizer has {tokenizer.vocab} tokens, the model {config.vocab} rows")
-    params = _weights(layout.decoder_entries(config), shapes, source, mesh, dtype, transposed, stacked)
+    params = _weights(layout.decoder_entries(config), source, mesh, dtype, transposed, stacked)
   return Target(
       str(name_or_path), config, Decoder(config, stacked, transposed), params, tokenizer, folder_lib.weights_hash(files), dtype, mesh)
 
 
-def _weights(entries, shapes, source, mesh: Mesh | None, dtype: str, transposed: bool, stacked: bool = False, rules=sharding.PARAMETERS):
+def _weights(entries, source, mesh: Mesh | None, dtype: str, transposed: bool, stacked: bool = False, rules=sharding.PARAMETERS):
   """The parameters on one device, or part by part on the devices of a mesh."""
   if mesh is not None:
-    return shards.load(entries, shapes, source.part, mesh, dtype, transposed, stacked, rules)
-  params = layout.build(entries, shapes, source.read, transposed)
+    return shards.load(entries, source.shapes, source.part, mesh, dtype, transposed, stacked, rules)
+  params = layout.build(entries, source.shapes, source.read, transposed)
   return _on_device(layout.stack_layers(params) if stacked else params, dtype)
 
 
 def default_layout(config: ModelConfig, stacked: bool | None, transposed: bool | None) -> tuple[bool, bool]:
-  """(stacked, transposed) with None resolved for the backend: on CPU output-major kernels, and layers unrolled unless they
-  are small, where the scan's own copy of a layer fits the caches (`experiments/bench_decode.py` measures all four)."""
+  """(stacked, transposed) with None resolved: layers of several forms unrolled; on CPU output-major kernels, and layers unrolled unless
+  they are small, where the scan's own copy of a layer fits the caches (`experiments/bench_decode.py` measures all four)."""
   cpu = jax.default_backend() == "cpu"
   small = config.width * (config.width + config.mlp) < 2**18
-  return not cpu or small if stacked is None else stacked, cpu if transposed is None else transposed
+  if stacked is None:
+    stacked = config.uniform and (not cpu or small)
+  if stacked and not config.uniform:
+    raise ValueError(f"the layers of this {config.family} model are of several forms, so they cannot be stacked: leave `stacked` out")
+  return stacked, cpu if transposed is None else transposed
 
 
 def load_drafter(name_or_path: str | pathlib.Path, target: Target, replicated: bool = False) -> Drafter:
@@ -92,7 +97,7 @@ def load_drafter(name_or_path: str | pathlib.Path, target: Target, replicated: b
     raise ValueError(f"{name_or_path} was made for another tokenizer than {target.name}'s: hash {mine}, not {theirs}")
   with folder_lib.open_tensors(path) as tensors:
     rules = sharding.REPLICATED if replicated else sharding.PARAMETERS
-    params = _weights(layout.drafter_entries(config), tensors.shapes, tensors, target.mesh, target.dtype, target.decoder.transposed, rules=rules)
+    params = _weights(layout.drafter_entries(config), tensors, target.mesh, target.dtype, target.decoder.transposed, rules=rules)
   if "draft_ids" in params:
     ids = _draft_ids(str(name_or_path), np.asarray(params["draft_ids"]), config.model.vocab)
     params["draft_ids"] = sharding.create(jnp.asarray, target.mesh, ids)
@@ -153,10 +158,20 @@ def _eos(path: pathlib.Path, config: ModelConfig) -> tuple[int, ...]:
   return tuple(sorted({*config.eos, *more}))
 
 
-def _known(shapes: dict[str, tuple[int, ...]], config: ModelConfig) -> dict[str, tuple[int, ...]]:
-  """Without what some published checkpoints carry and no config asks for: a copy of a tied head, rotary tables."""
-  derived = lambda n: n.endswith("rotary_emb.inv_freq") or (config.tied and n == "lm_head.weight")
-  return {n: s for n, s in shapes.items() if not derived(n)}
+_TEXT = "model.language_model."
+
+
+def _stored_names(shapes: Mapping[str, tuple[int, ...]], config: ModelConfig) -> dict[str, str]:
+  """The names that tensors of the text decoder are stored under, by their names in a checkpoint of text alone. Left out is what some
+  published checkpoints carry and no config asks for: a copy of a tied head, rotary tables, a drafter of their own (mtp), and in
+  checkpoints of several modalities the others."""
+  names, several = {}, any(n.startswith(_TEXT) for n in shapes)
+  for n in shapes:
+    inner = n.startswith((_TEXT, "lm_head.")) or not several
+    derived = n.endswith("rotary_emb.inv_freq") or n.startswith("mtp.") or (config.tied and n == "lm_head.weight")
+    if inner and not derived:
+      names["model." + n.removeprefix(_TEXT) if n.startswith(_TEXT) else n] = n
+  return names
 
 
 def _on_device(params, dtype: str):

@@ -1,29 +1,41 @@
-"""The slot cache: keys and values of every layer, one length per slot, rewound by setting a length.
+"""The slot cache: keys and values of every layer, the states of recurrent ones, one length per slot.
 
-Rows at or beyond a slot's length are garbage that no query sees and that the next write covers; so committing or
-rolling back drafts costs nothing, and a verify call may write more rows than are kept.
+Rows of keys and values at or beyond a slot's length are garbage that no query sees and that the next write covers; so committing
+or rolling back drafts is setting a length, and a verify call may write more rows than are kept. Windows need no ring: a sliding
+layer keeps every row and masks. A recurrent state has no rows to leave out: a call leaves it as it was, beside it what its
+tokens would add, and `commit` adds the tokens that stand.
 """
+
+from collections.abc import Sequence
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
+from specdec_jax.models.delta import State as DeltaState
+from specdec_jax.models.delta import Update
 from specdec_jax.typing import Float, Int
 
 
 @flax.struct.dataclass
 class Cache:
   """keys [B,K,H,S], values [B,K,S,H]: a tuple of arrays, one a layer, or stacked with a leading axis Y; lengths [B]:
-  committed rows of each slot. Keys lie with positions last: the score product then reads them as they are."""
+  committed rows of each slot. Keys lie with positions last: the score product then reads them as they are.
 
-  keys: tuple[Float["B K H S"], ...] | Float["Y B K H S"]
-  values: tuple[Float["B K S H"], ...] | Float["Y B K S H"]
+  states: of recurrent layers, whose keys and values are None as the others' states are; empty where no layer is recurrent.
+  fed: what the tokens of the last call add to the states, until they are committed.
+  """
+
+  keys: tuple[Float["B K H S"] | None, ...] | Float["Y B K H S"]
+  values: tuple[Float["B K S H"] | None, ...] | Float["Y B K S H"]
   lengths: Int["B"]
+  states: tuple[DeltaState | None, ...] = ()
+  fed: tuple[Update | None, ...] = ()
 
   @property
   def capacity(self) -> int:
     """Rows that a slot holds, S."""
-    return self.keys[0].shape[-1]
+    return jax.tree.leaves(self.keys)[0].shape[-1]
 
   def first(self, rows: int | None) -> "Cache":
     """The first `rows` of each slot, to read; all where None."""
@@ -31,15 +43,24 @@ class Cache:
       return self
     return self.replace(keys=jax.tree.map(lambda k: k[..., :rows], self.keys), values=jax.tree.map(lambda v: v[..., :rows, :], self.values))
 
+  def commit(self, rows: Int["B"]) -> "Cache":
+    """With the first `rows` tokens of the last call; the others never were."""
+    states = tuple(s and s.after(f, rows) for s, f in zip(self.states, self.fed, strict=True))
+    return self.replace(lengths=self.lengths + rows, states=states, fed=())
 
-def init_cache(layers: int, batch: int, kv_heads: int, length: int, head_dim: int, dtype, stacked: bool) -> Cache:
-  """An empty cache of `length` rows a slot."""
 
-  def make(*shape):
-    return jnp.zeros((layers, *shape), dtype) if stacked else tuple(jnp.zeros(shape, dtype) for _ in range(layers))
+def init_cache(
+    sizes: Sequence[tuple[int, int] | None], batch: int, length: int, dtype, stacked: bool, states: tuple[DeltaState | None, ...] = (),
+) -> Cache:
+  """An empty cache of `length` rows a slot; sizes: (kv heads, head size) of each layer, None for a recurrent one."""
+
+  def make(shape):
+    if stacked:
+      return jnp.zeros((len(sizes), *shape(*sizes[0])), dtype)
+    return tuple(None if s is None else jnp.zeros(shape(*s), dtype) for s in sizes)
 
   return Cache(
-      make(batch, kv_heads, head_dim, length), make(batch, kv_heads, length, head_dim), jnp.zeros((batch,), jnp.int32))
+      make(lambda k, h: (batch, k, h, length)), make(lambda k, h: (batch, k, length, h)), jnp.zeros((batch,), jnp.int32), states)
 
 
 def as_keys(rows: Float["B T K H"]) -> Float["B K H T"]:

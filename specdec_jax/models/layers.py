@@ -15,18 +15,23 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": lambda x: nn.gelu(x, approximate=True)}
 
 
+def rms_normed(x, eps: float):
+  """x / rms(x) over the last axis, the mean of squares in float32."""
+  x32 = x.astype(jnp.float32)
+  return (x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps)).astype(x.dtype)
+
+
 class RMSNorm(nn.Module):
-  """x / rms(x) · scale over the last axis, the mean of squares in float32."""
+  """x / rms(x) · (offset + scale) over the last axis."""
 
   width: int
   eps: float
+  offset: float = 0.0
 
   @nn.compact
   def __call__(self, x):
-    scale = self.param("scale", nn.initializers.ones, (self.width,))
-    x32 = x.astype(jnp.float32)
-    x32 = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + self.eps)
-    return x32.astype(x.dtype) * scale.astype(x.dtype)
+    scale = self.param("scale", nn.initializers.constant(1.0 - self.offset), (self.width,))
+    return rms_normed(x, self.eps) * (self.offset + scale).astype(x.dtype)
 
 
 class Projection(nn.Module):
@@ -85,14 +90,26 @@ def rotate(x: Float["B T K H"], angles) -> Float["B T K H"]:
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin, rest], -1)
 
 
-def attend(q: Float["B T K G H"], k: Float["B K H S"], v: Float["B K S H"], visible: Bool["B T S"]) -> Float["B T K G H"]:
-  """Grouped-query attention, softmax in float32. A query that sees nothing gets zeros."""
+def attend(
+    q: Float["B T K G H"], k: Float["B K H S"], v: Float["B K S H"], visible: Bool["B T S"], scale: float | None = None,
+) -> Float["B T K G H"]:
+  """Grouped-query attention, softmax in float32; scale: of the scores, 1/√H where None. A query that sees nothing gets zeros."""
   batch, count, heads, groups, size = q.shape
   rows = q.swapaxes(1, 2).reshape(batch, heads, count * groups, size)
-  scores = jnp.matmul(rows, k, preferred_element_type=jnp.float32) / math.sqrt(size)
+  scores = scaled(jnp.matmul(rows, k, preferred_element_type=jnp.float32), size, scale)
   weights = masked_softmax(scores.reshape(batch, heads, count, groups, -1), visible[:, None, :, None, :])
   out = weights.astype(v.dtype).reshape(batch, heads, count * groups, -1) @ v
   return out.reshape(batch, heads, count, groups, size).swapaxes(1, 2)
+
+
+def scaled(scores, size: int, scale: float | None):
+  """Attention scores of heads of `size` channels times `scale`, 1/√size where None."""
+  return scores / math.sqrt(size) if scale is None else scores * scale
+
+
+def soft_capped(logits, cap: float | None):
+  """c · tanh(logits / c); the logits where the cap is None."""
+  return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def masked_softmax(scores, visible):
@@ -106,6 +123,8 @@ def masked_softmax(scores, visible):
 class Attention(nn.Module):
   """The projections of an attention layer; who attends to what is the caller's business."""
 
+  rewinds = True  # Rows are forgotten by not looking at them.
+
   config: ModelConfig
   transposed: bool = False
   inputs: int = 0  # width of what queries, keys and values are made of; 0: the model's
@@ -114,21 +133,34 @@ class Attention(nn.Module):
     c = self.config
     inputs = self.inputs or c.width
     linear = lambda inputs, features: Projection(inputs, features, c.attention_bias, self.transposed, c.init_scale)
-    self.q = linear(inputs, (c.kv_heads, c.groups, c.head_dim))
-    self.kv = linear(inputs, (c.kv_heads, 2, c.head_dim))
+    self.q = linear(inputs, (c.kv_heads, c.groups, *((2,) if c.gated else ()), c.head_dim))
+    if c.shared_kv:
+      self.k = linear(inputs, (c.kv_heads, c.head_dim))
+    else:
+      self.kv = linear(inputs, (c.kv_heads, 2, c.head_dim))
     self.o = linear(c.heads * c.head_dim, (c.width,))
     if c.qk_norm:
-      self.q_norm = RMSNorm(c.head_dim, c.norm_eps)
-      self.k_norm = RMSNorm(c.head_dim, c.norm_eps)
+      self.q_norm = RMSNorm(c.head_dim, c.norm_eps, c.norm_offset)
+      self.k_norm = RMSNorm(c.head_dim, c.norm_eps, c.norm_offset)
 
   def queries(self, x: Float["B T D"], angles) -> Float["B T K G H"]:
-    q = self.q(x)
-    return rotate(self.q_norm(q) if self.config.qk_norm else q, angles)
+    return self.queries_and_gate(x, angles)[0]
+
+  def queries_and_gate(self, x: Float["B T D"], angles) -> tuple[Float["B T K G H"], Float["B T K G H"] | None]:
+    """Queries, and what the attended values are multiplied by; None without a gate."""
+    q, gate = self.q(x), None
+    if self.config.gated:
+      q, gate = q[..., 0, :], nn.sigmoid(q[..., 1, :])
+    return rotate(self.q_norm(q) if self.config.qk_norm else q, angles), gate
 
   def keys_values(self, x: Float["B T D"], angles) -> tuple[Float["B T K H"], Float["B T K H"]]:
-    kv = self.kv(x)
-    k = kv[..., 0, :]
-    return rotate(self.k_norm(k) if self.config.qk_norm else k, angles), kv[..., 1, :]
+    c = self.config
+    if c.shared_kv:
+      k = v = self.k(x)
+    else:
+      kv = self.kv(x)
+      k, v = kv[..., 0, :], kv[..., 1, :]
+    return rotate(self.k_norm(k) if c.qk_norm else k, angles), rms_normed(v, c.norm_eps) if c.sandwich else v
 
   def output(self, attended: Float["B T K G H"]) -> Float["B T D"]:
     return self.o(attended.reshape(*attended.shape[:-3], -1))
@@ -149,22 +181,34 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-  """A pre-norm decoder layer. `mix` does the attending: (attention module, normed input) → attended heads."""
+  """A pre-norm decoder layer. `mix` does the attending: (attention module, normed input) → what its `output` reads.
+
+  mixer: what stands in the place of attention.
+  """
 
   config: ModelConfig
   transposed: bool = False
+  mixer: type[nn.Module] = Attention
 
   def setup(self):
     c = self.config
-    self.attention_norm = RMSNorm(c.width, c.norm_eps)
-    self.attention = Attention(c, self.transposed)
-    self.mlp_norm = RMSNorm(c.width, c.norm_eps)
+    norm = lambda: RMSNorm(c.width, c.norm_eps, c.norm_offset)
+    self.attention_norm, self.mlp_norm = norm(), norm()
+    self.attention = self.mixer(c, self.transposed)
     self.mlp = MLP(c, self.transposed)
+    if c.sandwich:
+      self.attention_out_norm, self.mlp_out_norm = norm(), norm()
+      self.scalar = self.param("scalar", nn.initializers.ones, (1,))
 
   def __call__(self, x, mix):
     attended, extra = mix(self.attention, self.attention_norm(x))
-    x = x + self.attention.output(attended)
-    return x + self.mlp(self.mlp_norm(x)), extra
+    y = self.attention.output(attended)
+    if not self.config.sandwich:
+      x = x + y
+      return x + self.mlp(self.mlp_norm(x)), extra
+    x = x + self.attention_out_norm(y)
+    x = x + self.mlp_out_norm(self.mlp(self.mlp_norm(x)))
+    return x * jax.lax.stop_gradient(self.scalar).astype(x.dtype), extra  # Stored, never trained.
 
 
 class Head(nn.Module):

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from specdec_jax.drafters.base import DraftOutputs
 from specdec_jax.drafters.serial import SerialBatch
 from specdec_jax.models.decoder import Decoder
-from specdec_jax.models.layers import project_vocab
+from specdec_jax.models.layers import project_vocab, soft_capped
 from specdec_jax.sharding import AXES, BATCH
 from specdec_jax.training.anchors import Labels
 from specdec_jax.typing import Bool, Float, Int
@@ -66,36 +66,40 @@ class VocabTerms:
 
 def vocab_terms(
     rows: Float["N D"], table: Float["V D"], target_rows: Float["N D"], target_table: Float["V D"], labels: Int["N"], best: int = 0,
-    chunk: int = 4096, whole_lse: Float["N"] | None = None,
+    chunk: int = 4096, whole_lse: Float["N"] | None = None, cap: float | None = None, target_cap: float | None = None,
 ) -> VocabTerms:
-  """The terms of q = softmax(rows · tableᵀ) and p = softmax(target_rows · target_tableᵀ), float32, over `chunk` vocabulary
+  """The terms of q = softmax(`capped_logits` of rows) and p, that of target_rows, float32, over `chunk` vocabulary
   entries at a time, recomputed for the gradient: memory does not grow with the vocabulary. No gradient reaches p.
 
   whole_lse: where the tables hold a part of the vocabulary only, the target's log normaliser over all of it; `l1` is then
-  the distance to the whole p, of which q covers a part, while `cross` keeps the part's own p.
+  the distance to the whole p, of which q covers a part, while `cross` keeps the part's own p. cap, target_cap: of q's logits and of
+  p's, or None.
 
   On a mesh every device of the tensor axis keeps its part of the tables and computes over it; one number a row and term, and the
   best tokens, are exchanged."""
   mesh = jax.sharding.get_abstract_mesh()
   inputs = rows, table, jax.lax.stop_gradient(target_rows), jax.lax.stop_gradient(target_table), labels, whole_lse
+  terms = functools.partial(_terms, best=best, chunk=chunk, cap=cap, target_cap=target_cap)
   if mesh.empty:
-    return _terms(*inputs, best=best, chunk=chunk, parts=1)
-  run = functools.partial(_terms, best=best, chunk=chunk, parts=mesh.shape["tensor"], mesh_axes=AXES)
+    return terms(*inputs, parts=1)
+  run = functools.partial(terms, parts=mesh.shape["tensor"], mesh_axes=AXES)
   by_row, by_id = P(BATCH), P("tensor")
   return jax.shard_map(run, in_specs=(by_row, by_id, by_row, by_id, by_row, by_row), out_specs=by_row)(*inputs)
 
 
-def _terms(rows, table, target_rows, target_table, labels, whole_lse, best: int, chunk: int, parts: int, mesh_axes: Sequence[str] = ()) -> VocabTerms:
+def _terms(
+    rows, table, target_rows, target_table, labels, whole_lse, best: int, chunk: int, cap, target_cap, parts: int, mesh_axes: Sequence[str] = (),
+) -> VocabTerms:
   """`vocab_terms` on one of `parts` devices that hold the vocabulary together, inside a `shard_map` over `mesh_axes`, if any."""
   size, chunk = table.shape[0], min(chunk, table.shape[0])
-  count = -(-size // chunk)
+  count, width = -(-size // chunk), target_rows.shape[-1]
   part = jax.lax.axis_index("tensor") if mesh_axes else 0
   everywhere = lambda x: jax.lax.pcast(x, tuple(mesh_axes), to="varying") if mesh_axes else x
   total = lambda x: jax.lax.psum(x, "tensor") if mesh_axes else x
   most = lambda x: jax.lax.pmax(jax.lax.stop_gradient(x), "tensor") if mesh_axes else x
   pad = lambda t: jnp.pad(t, ((0, count * chunk - size), (0, 0))).reshape(count, chunk, -1)
   tables = pad(table), pad(target_table), jnp.arange(count * chunk).reshape(count, chunk)
-  logits = lambda x, t, index: jnp.where(index < size, project_vocab(x, t), -jnp.inf)
+  logits = lambda x, t, index, cap: jnp.where(index < size, capped_logits(project_vocab, x, t, width, cap), -jnp.inf)
 
   def over_chunks(step, carry):
     if count == 1:  # Nothing to save by recomputing.
@@ -105,7 +109,7 @@ def _terms(rows, table, target_rows, target_table, labels, whole_lse, best: int,
   def normalise(carry, part):
     draft, target, values, ids, top, top_id = carry
     mine, theirs, index = part
-    u, t = logits(rows, mine, index), logits(target_rows, theirs, index)
+    u, t = logits(rows, mine, index, cap), logits(target_rows, theirs, index, target_cap)
     draft, target = (jnp.logaddexp(x, jax.nn.logsumexp(y, -1)) for x, y in ((draft, u), (target, t)))
     top_id = jnp.where(t.max(-1) > top, index[jnp.argmax(t, -1)], top_id)
     top = jnp.maximum(top, t.max(-1))
@@ -135,7 +139,8 @@ def _terms(rows, table, target_rows, target_table, labels, whole_lse, best: int,
 
   def compare(totals, part):
     mine, theirs, index = part
-    logq, p = logits(rows, mine, index) - draft[:, None], jnp.exp(logits(target_rows, theirs, index) - target[:, None])
+    logq = logits(rows, mine, index, cap) - draft[:, None]
+    p = jnp.exp(logits(target_rows, theirs, index, target_cap) - target[:, None])
     cross, l1 = totals
     return cross - jnp.sum(p * jnp.where(index < size, logq, 0.0), -1), l1 + jnp.abs(jnp.exp(logq) - p * share[:, None]).sum(-1)
 
@@ -143,7 +148,7 @@ def _terms(rows, table, target_rows, target_table, labels, whole_lse, best: int,
   nothing = everywhere(jnp.zeros(rows.shape[:1]))
   cross, l1 = over_chunks(compare, (nothing, jnp.where(part == 0, 1 - share, nothing)))
   mine = (labels >= part * size) & (labels < (part + 1) * size)
-  label = jnp.einsum("nd,nd->n", rows, table[jnp.clip(labels - part * size, 0, size - 1)], preferred_element_type=jnp.float32)
+  label = capped_logits(rowwise, rows[:, None], table[jnp.clip(labels - part * size, 0, size - 1)][:, None], width, cap)[:, 0, 0]
   return VocabTerms(draft - total(jnp.where(mine, label, 0.0)), total(cross), total(l1), draft, target, ids, target_best)
 
 
@@ -154,6 +159,20 @@ def _best(values: Float["N V"], count: int) -> tuple[Float["N C"], Int["N C"]]:
   return jax.lax.top_k(values, count)
 
 
+def capped_logits(product, rows: Float["N D"], table: Float["V D"], width: int, cap: float | None) -> Float["N V"]:
+  """Logits of rows, as their `product` with a table gives them. Where there is a cap (Gemma 4), the first `width` entries give what
+  is soft-capped, and the rest the sequential head's bias, which is not."""
+  if cap is None:
+    return product(rows, table)
+  logits = soft_capped(product(rows[..., :width], table[..., :width]), cap)
+  return logits if rows.shape[-1] == width else logits + product(rows[..., width:], table[..., width:])
+
+
+def rowwise(rows: Float["n L D"], tables: Float["n C D"]) -> Float["n L C"]:
+  """Products of rows with tables of their own, in float32."""
+  return jnp.matmul(rows, tables.swapaxes(-1, -2), preferred_element_type=jnp.float32)
+
+
 def slot_weights(supervised: Bool["B A L"], decay: float | None) -> Float["B A L"]:
   """exp(−k/decay) on the supervised slots, k from 0."""
   k = jnp.arange(supervised.shape[-1])
@@ -162,18 +181,19 @@ def slot_weights(supervised: Bool["B A L"], decay: float | None) -> Float["B A L
 
 def block_loss(
     weights: BlockLoss, model, params, out: DraftOutputs, target_rows: Float["B A L D"], target_table: Float["V D"], labels: Labels,
+    target_cap: float | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """The loss of teacher-forced blocks and its metrics; each term is a weighted sum over a sum of weights.
 
   model: the drafter's functions, of which `table` and, with a selector, `select` are used; target_rows: final-normed
-  hidden states of the target that predict the labels; target_table [V,D]: its head.
+  hidden states of the target that predict the labels; target_table [V,D]: its head, whose logits `target_cap` caps.
   """
   shape = labels.tokens.shape
   w = slot_weights(labels.supervised, weights.decay)
   mean = lambda x, w=w: jnp.sum(x * w) / (jnp.sum(w) + 1e-6)
   flat = lambda x: x.reshape(-1, x.shape[-1])
-  table, candidates = model.table(params), model.config.candidates
-  terms = vocab_terms(flat(out.rows), table, flat(target_rows), target_table, labels.tokens.reshape(-1), max(candidates, 1))
+  table, candidates, cap = model.table(params), model.config.candidates, model.config.model.logit_cap
+  terms = vocab_terms(flat(out.rows), table, flat(target_rows), target_table, labels.tokens.reshape(-1), max(candidates, 1), cap=cap, target_cap=target_cap)
   terms = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), terms)
   ce, l1 = mean(terms.nll), terms.l1
   total, metrics = weights.ce * ce, {"ce_loss": ce}
@@ -181,7 +201,8 @@ def block_loss(
   if candidates:
     unary = jnp.einsum("bale,balce->balc", out.rows, table[terms.ids], preferred_element_type=jnp.float32)
     scores = model.select(params, out, terms.ids, unary)
-    at_target = jnp.einsum("bald,balcd->balc", target_rows, target_table[terms.ids], preferred_element_type=jnp.float32)
+    at_target = soft_capped(
+        jnp.einsum("bald,balcd->balc", target_rows, target_table[terms.ids], preferred_element_type=jnp.float32), target_cap)
     l1 = sparse_l1(scores, jnp.exp(at_target - terms.target_lse[..., None]))
     match = terms.ids == labels.tokens[..., None]
     found = match.any(-1)
@@ -206,7 +227,7 @@ def block_loss(
 
 def serial_loss(
     decay: float, model, params, out: DraftOutputs, batch: SerialBatch, supervised: Bool["B S"], target_hidden: Float["B S D"],
-    target_table: Float["V D"],
+    target_table: Float["V D"], target_cap: float | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Soft cross-entropy of training-time test, Σ_s decay^s · loss_s (Eagle3 §3), each over all B·S positions as DeepSpec
   counts them, or over the batch's B·A anchors. Step s of column i predicts the token at i+2+s; a column counts while column
@@ -220,10 +241,11 @@ def serial_loss(
   flat = lambda x: x.reshape(-1, x.shape[-1])
   none, whole = jnp.zeros((mask.size,), jnp.int32), None
   if "draft_ids" in params:  # Trained on the target's distribution over the ids that can be drafted, measured on the whole.
-    whole = vocab_terms(flat(target_rows), target_table, flat(target_rows), target_table, none)
+    whole = vocab_terms(flat(target_rows), target_table, flat(target_rows), target_table, none, cap=target_cap, target_cap=target_cap)
     target_table = target_table[params["draft_ids"]]
   terms = vocab_terms(
-      flat(out.rows), model.table(params), flat(target_rows), target_table, none, 1, whole_lse=None if whole is None else whole.target_lse)
+      flat(out.rows), model.table(params), flat(target_rows), target_table, none, 1, whole_lse=None if whole is None else whole.target_lse,
+      target_cap=target_cap)
   if whole is not None:
     terms = terms.replace(ids=params["draft_ids"][terms.ids], target_best=whole.target_best)
   terms = jax.tree.map(lambda x: x.reshape(*mask.shape, *x.shape[1:]), terms)

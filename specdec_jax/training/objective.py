@@ -64,15 +64,15 @@ class Objective:
   def __call__(self, params, batch, key, constants):
     """(loss, metrics) for the trainer."""
     model, w = self.model, self.loss
-    params, table = {**params, **constants["frozen"]}, head_table(constants["target"])
+    params, table, cap = {**params, **constants["frozen"]}, head_table(constants["target"]), self.target.config.logit_cap
     _, hidden, _ = read = self.read(batch, constants)
     inputs, labels = self.inputs(batch, read, key)
     out = model.block_outputs(params, inputs)
     if labels is None:
-      return losses.serial_loss(model.config.step_decay, model, params, out, inputs, batch["answer"], hidden, table)
+      return losses.serial_loss(model.config.step_decay, model, params, out, inputs, batch["answer"], hidden, table, cap)
     warm = batch["progress"] < self.ce_share
     weights = dataclasses.replace(w, ce=jnp.where(warm, 1.0, w.ce), tv=jnp.where(warm, 0.0, w.tv))
-    return losses.block_loss(weights, model, params, out, features.target_rows(hidden, labels.index), table, labels)
+    return losses.block_loss(weights, model, params, out, features.target_rows(hidden, labels.index), table, labels, cap)
 
 
 def initial(model: BlockDrafter | SerialDrafter, target: Target, packed: packing.Rows, seed: int):
