@@ -488,8 +488,9 @@ class Engine:
     """Verifies and commits; the state is that after the round then."""
     cache, rest = self._state.cache, self._state.replace(cache=None)
     verified = launch("verify", self.method, bucket, reach, self.target.params, cache, rest, made, alive)
+    cache, fed = verified.cache.replace(fed=()), verified.cache.fed  # The one is given away, the other cannot be used again.
     self._state, output = launch(
-        "commit", self.method, need, self.target.vocab, self._weights, rest, verified.cache, verified.replace(cache=None), made, settings, alive)
+        "commit", self.method, need, self.target.vocab, self._weights, rest, cache, verified.replace(cache=None), made, settings, alive, fed)
     return output
 
   def _launch(self, program: str, *args):

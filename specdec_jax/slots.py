@@ -90,9 +90,9 @@ def _verify(method: Method, bucket: int, reach: int, params, cache: Cache, state
 
 def _commit(
     method: Method, need: str, vocab: int, drafter_params, state: DecodeState, cache: Cache, verified: Verified, made: Draft, settings: Settings,
-    alive,
+    alive, fed,
 ) -> tuple[DecodeState, RoundOutput]:
-  state, verified = _living(state.replace(cache=cache), alive), verified.replace(cache=cache)
+  state, verified = _living(state.replace(cache=cache), alive), verified.replace(cache=cache.replace(fed=fed))
   return decode.commit(method, drafter_params, state, made, verified, settings.sampling(vocab, need), settings.limits)
 
 
