@@ -1,6 +1,8 @@
 """The embedded hybrid alone and with its drafters, on the shipped prompts of three domains.
 
   python -m experiments.quickstart --config=configs/tiny_hybrid/quickstart.py --workdir=runs/tiny_hybrid_quickstart
+
+2 CPU cores, three minutes. Tables and plots: runs/tiny_hybrid_quickstart/report.md.
 """
 
 import ml_collections

@@ -2,7 +2,7 @@
 
   python -m experiments.train_target --config=configs/tiny_hybrid/target.py --workdir=runs/tiny_hybrid_target
 
-Held-out loss per domain beside a unigram and a bigram model is in the run's report.
+One CPU core, 15 minutes. Held-out loss per domain beside a unigram and a bigram model is in the run's report.
 """
 
 import ml_collections
