@@ -75,3 +75,16 @@ def test_padded_head_rows_are_never_emitted():
     if temperature == 0:
       assert ours == plain
   assert int(jnp.argmax(padded.forward(prompt).logits[0, -1])) >= target.vocab
+
+
+def test_the_hybrid_keeps_its_text():
+  """Recurrent layers with trained weights: alone, and with both shipped drafters, whose drafts are taken now and then."""
+  target = specdec_jax.load_target("tiny_hybrid")
+  assert target.config.recurrent == (0, 1, 2)
+  texts = [chat_prompt(target.tokenizer, shipped_prompts("tiny", domain, 1)[0]) for domain in corpus.DOMAINS]
+  plain = specdec_jax.generate(target, None, texts, NEW)
+  assert all(len(c.tokens) == NEW or c.finish_reason == "stop" for c in plain)
+  for name in ("dspark", "dflash2"):
+    done = specdec_jax.generate(target, specdec_jax.load_drafter(f"tiny_hybrid/{name}", target), texts, NEW)
+    assert [c.tokens for c in done] == [c.tokens for c in plain], name
+    assert sum(a for c in done for _, a, _ in c.rounds), name

@@ -6,6 +6,8 @@ system, so a chunk costs a few products. They depend on earlier tokens only: wha
 known whatever becomes of the others, and rewinding is adding fewer of them (`State.after`).
 """
 
+import functools
+
 import flax.linen as nn
 import flax.struct
 import jax
@@ -16,6 +18,8 @@ from specdec_jax.models.layers import Projection, RMSNorm
 from specdec_jax.typing import Float, Int
 
 CHUNK = 64
+
+_dot = functools.partial(jnp.matmul, precision="highest")  # Errors of the memory last: no shortened products on TPUs and GPUs.
 
 
 @flax.struct.dataclass
@@ -48,7 +52,7 @@ class State:
     total = jnp.where(stands, update.decays, 0.0).sum(1)
     weighted = jnp.where(stands[..., None], jnp.exp(since)[..., None] * update.corrections, 0.0)
     keys = jnp.repeat(jnp.where(stands[..., None], update.keys, 0.0), groups, 2)
-    return State(inputs, jnp.exp(total)[..., None, None] * self.memory + keys.transpose(0, 2, 3, 1) @ weighted.swapaxes(1, 2))
+    return State(inputs, jnp.exp(total)[..., None, None] * self.memory + _dot(keys.transpose(0, 2, 3, 1), weighted.swapaxes(1, 2)))
 
 
 def init_state(c: DeltaConfig, batch: int, dtype) -> State:
@@ -179,15 +183,15 @@ def _chunk(memory, owner, q, k, v, beta, decay, segments, moves_on: bool = False
     held = (segments == owner[:, None])[:, None]
   between = jnp.exp(jnp.where(sees, total[..., :, None] - total[..., None, :], -jnp.inf))
   past = jnp.where(held, jnp.exp(total), 0.0)[..., None]
-  known = jnp.concatenate([k, q], 2) @ memory
+  known = _dot(jnp.concatenate([k, q], 2), memory)
   u = beta[..., None] * (v - past * known[:, :, :size])
   if size > 1:
-    lower = jnp.tril(beta[..., None] * between * (k @ k.swapaxes(2, 3)), -1)
+    lower = jnp.tril(beta[..., None] * between * _dot(k, k.swapaxes(2, 3)), -1)
     u = jax.lax.linalg.triangular_solve(lower, u, left_side=True, lower=True, unit_diagonal=True)
-  out = past * known[:, :, size:] + (between * (q @ k.swapaxes(2, 3))) @ u
+  out = past * known[:, :, size:] + _dot(between * _dot(q, k.swapaxes(2, 3)), u)
   if not moves_on:
     return out, u, None
   kept = jnp.exp(total[..., -1:])
   if segments is not None:
     kept = jnp.where(held[..., -1:], kept, 0.0)
-  return out, u, kept[..., None] * memory + (k * between[..., -1, :, None]).swapaxes(2, 3) @ u
+  return out, u, kept[..., None] * memory + _dot((k * between[..., -1, :, None]).swapaxes(2, 3), u)
