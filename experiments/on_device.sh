@@ -25,8 +25,8 @@ step() {
 step kernel_tests 150 "$PYTHON" -m pytest -q tests/kernels_test.py
 step bench_kernels 120 "$PYTHON" -m experiments.bench_kernels --config=configs/kernels/bench.py --workdir="$WORK/bench_kernels"
 step qwen3_4b_sps 120 "$PYTHON" -m experiments.profile_sps --config=configs/qwen3_4b/sps.py --workdir="$WORK/qwen3_4b_sps"
-step drafter_27b 60 "$PYTHON" -m experiments.profile_sps --config=configs/qwen3_4b/sps.py:drafter_27b --workdir="$WORK/drafter_27b"
-step train_tiny 60 "$PYTHON" -m experiments.bench_training --config=configs/tiny/training_speed.py:device --workdir="$WORK/train_tiny"
+step wide_drafter 60 "$PYTHON" -m experiments.profile_sps --config=configs/qwen3_4b/sps.py:wide --workdir="$WORK/wide_sps"
+step train_tiny 60 "$PYTHON" -m experiments.bench_training --config=configs/tiny/training_speed.py --workdir="$WORK/train_tiny"
 echo
 cat "$WORK"/*/*.md 2>/dev/null
 echo

@@ -6,7 +6,15 @@ brings its own.
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+
 from specdec_jax.config import DrafterConfig, ModelConfig, Rotary, SerialConfig
+from specdec_jax.drafters import drafter_model
+from specdec_jax.drafters.base import Drafter
+from specdec_jax.hub import target_tables
+from specdec_jax.models.decoder import Decoder
+from specdec_jax.models.target import Target
 
 
 def _qwen3(width: int, layers: int, heads: int, mlp: int, tied: bool) -> ModelConfig:
@@ -56,3 +64,36 @@ def drafter_config(target: str, kind: str) -> DrafterConfig | SerialConfig:
   if kind == "eagle3":
     return SerialConfig(kind="eagle3", **shared)
   return DrafterConfig(mask_id=QWEN3_MASK, **shared, **_PARTS[kind])
+
+
+def random_target(name: str, dtype: str = "bfloat16", layers: int = 0) -> Target:
+  """A target of published size with random weights and no tokenizer, to measure time, which does not depend on weights; layers: only
+  so many of it (0: all). Raises ValueError for an unknown name or more layers than there are."""
+  config = target_config(name)
+  if not 0 <= layers <= config.layers:
+    raise ValueError(f"{name} has {config.layers} layers, not {layers}")
+  if layers:
+    config = dataclasses.replace(config, layers=layers, windows=config.windows[:layers])
+  decoder = Decoder(config)
+  make = lambda key: decoder.init(key, jnp.zeros((1, 8), jnp.int32), method="init_all")["params"]
+  return Target(f"{name} (random, {config.layers} layers)", config, decoder, _random(make, dtype), None, "random", dtype)
+
+
+def random_drafter(target: Target, name: str, kind: str) -> Drafter:
+  """The published drafter of `kind` for the target `name`, with random weights, on `target`, which may have fewer layers: its taps are
+  then the first ones."""
+  config = dataclasses.replace(drafter_config(name, kind), target_layers=target.config.layers)
+  if max(config.taps) >= target.config.layers:
+    config = dataclasses.replace(config, taps=tuple(range(min(len(config.taps), target.config.layers))))
+  model = drafter_model(config, dtype=target.dtype)
+  params = _random(model.init_params, target.dtype) | target_tables(target)
+  return Drafter(f"{kind} (random)", config, model, params, "random")
+
+
+def _random(make, dtype: str):
+  """Parameters of the shapes that `make`, of a key, gives, drawn in `dtype`, one array at a time."""
+  shapes, tree = jax.tree.flatten(jax.eval_shape(make, jax.random.key(0)))
+  draw = jax.jit(lambda key, shape, kind: 0.02 * jax.random.normal(key, shape, kind), static_argnums=(1, 2))
+  floating = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+  return tree.unflatten(
+      [draw(jax.random.key(i), x.shape, dtype) if floating(x) else jnp.zeros(x.shape, x.dtype) for i, x in enumerate(shapes)])
