@@ -58,7 +58,7 @@ def _bytes(v) -> float:
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _SIZES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
 _OP = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (?P<type>.*?) (?P<op>[a-z][\w-]*)\((?P<rest>.*)$")
-_CALLS = re.compile(r"(?:calls|to_apply|body|condition|branch_computations|true_computation|false_computation)=\{?(%?[\w.-]+(?:, ?%?[\w.-]+)*)\}?")
+_CALLS = re.compile(r"(?:calls|to_apply|body|condition|branch_computations|true_computation|false_computation)=(\{[^}]*\}|%?[\w.-]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +94,7 @@ def exchanges(module: str, devices: int) -> list[Exchange]:
         found[Exchange(op, size, _group(line, devices), 1)] += times
       inner = times * (_trips(line, bodies) if op == "while" else 1)
       for callees in _CALLS.findall(m["rest"]):
-        for callee in callees.split(","):
+        for callee in callees.strip("{}").split(","):
           visit(callee.strip().lstrip("%"), inner)
 
   visit(entry, 1)
