@@ -65,12 +65,12 @@ def test_proposals_are_those_of_the_scan(temperature, confidence):
 
 
 def test_other_settings_stay_on_the_scan():
-  """With more than a temperature nothing asks for the kernel, whatever the field says."""
+  """With more than a temperature nothing asks for this kernel, whatever the field says."""
   d = drafter("markov", "tpu_interpret")
   sampling = make_sampling(1, 64, 1.0, top_k=5)
   text = jax.make_jaxpr(lambda keys: d.model.propose(
       d.params, d.model.init_state(1, 16), jnp.array([3]), jnp.array([0]), keys, sampling).drafts)(sampling.position_keys(jnp.array([0]), 5))
-  assert "pallas_call" not in str(text) and "scan" in str(text)
+  assert "markov_walk" not in str(text) and "scan" in str(text)
 
 
 def test_noise_is_that_of_jax_random():
