@@ -14,7 +14,9 @@ setuptools.setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=[*setuptools.find_packages(include=["specdec_jax", "specdec_jax.*"]), "specdec_jax.kernels"],
+    packages=[
+        *setuptools.find_packages(include=["specdec_jax", "specdec_jax.*"]), "specdec_jax.kernels",
+        *(f"specdec_jax.kernels.{name}" for name in setuptools.find_packages("kernels"))],
     package_dir={"specdec_jax.kernels": "kernels"},
     package_data={"specdec_jax": ["assets/**/*"]},
     install_requires=[

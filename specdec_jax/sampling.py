@@ -241,7 +241,7 @@ def adjusted(logits: Float["B T V"], sampling: Sampling, ids: Int["B T C"] | Non
 def distribution(logits: Float["B T V"], sampling: Sampling, ids: Int["B T C"] | None = None) -> Float["B T V"]:
   """The distribution that a token is drawn from, float32; axes and `ids` as in `adjusted`. NaN where there is none."""
   logits = adjusted(logits, sampling, ids)
-  best = logits.max(-1, keepdims=True)
+  best = best_value(logits)[..., None]
   greedy = jnp.where(jnp.isfinite(best), jax.nn.one_hot(jnp.argmax(logits, -1), logits.shape[-1], dtype=jnp.float32), jnp.nan)
   if sampling.greedy:
     return greedy
@@ -311,9 +311,14 @@ def draw(keys: Key["B"], p: Float["B V"], role: Role | Int["B"]) -> Int["B"]:
   return jnp.where(sound(p), best.astype(jnp.int32), -1)
 
 
+def best_value(logits: Float["B T V"]) -> Float["B T"]:
+  """The maximum; NaN where any entry is, which a wide maximum that XLA fuses on CPUs can lose."""
+  return jnp.where(jnp.isnan(logits).any(-1), jnp.nan, logits.max(-1))
+
+
 def best_tokens(adjust: Float["B T V"]) -> Int["B T"]:
   """argmax of adjusted logits, lowest id on ties; -1 where they are malformed or every id is ruled out."""
-  return jnp.where(jnp.isfinite(adjust.max(-1)), jnp.argmax(adjust, -1).astype(jnp.int32), -1)
+  return jnp.where(jnp.isfinite(best_value(adjust)), jnp.argmax(adjust, -1).astype(jnp.int32), -1)
 
 
 def next_token(logits: Float["B V"], sampling: Sampling, key: Key["B"], role: Role, ids: Int["B C"] | None = None):
@@ -325,7 +330,7 @@ def next_token(logits: Float["B V"], sampling: Sampling, key: Key["B"], role: Ro
   adjust = adjusted(logits, sampling, ids)
   none = (adjust == -jnp.inf).all(-1)
   if sampling.greedy:
-    best = adjust.max(-1)
+    best = best_value(adjust)
     chance = jnp.where(none, 0.0, jnp.where(jnp.isfinite(best), 1.0, jnp.nan))
     return best_tokens(adjust), chance[:, None]
   p = jnp.where(none[:, None], 0.0, distribution(logits, sampling, ids))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.sampling import Role, distribution, draw, make_sampling
+from specdec_jax.sampling import Role, best_value, distribution, draw, make_sampling
 
 LOGITS = jnp.log(jnp.array([[0.4, 0.3, 0.15, 0.1, 0.05]]))
 
@@ -72,3 +72,11 @@ def test_top_p_of_a_neighbour_cuts_no_tail():
   both = distribution(logits, make_sampling(2, 50_100, 1.0, top_p=[1.0, 0.5]))
   assert float(both[0].min()) > 0
   np.testing.assert_allclose(both[0], jax.nn.softmax(logits[0]), rtol=1e-6)
+
+
+def test_one_nan_in_a_wide_row_is_seen():
+  """XLA's CPU backend loses it from the maximum of a product that it fuses."""
+  x = np.zeros((3, 9232), np.float32)
+  x[1, 17] = np.nan
+  found = jax.jit(lambda x: best_value(x + x[:1] * 0.5))(x)
+  np.testing.assert_array_equal(found, [0.0, np.nan, 0.0])
