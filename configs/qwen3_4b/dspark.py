@@ -2,8 +2,8 @@
 
   python -m experiments.train_drafter --config=configs/qwen3_4b/dspark.py --config.target=FOLDER --workdir=runs/qwen3_4b_dspark
 
-Not run here: `experiments.plan_mesh` says what a step takes (docs/scale.md). The prompts are those of the embedded corpus; the
-published run regenerated open-perfectblend, 10 epochs in steps of 512 sequences.
+Not run and not timed here: `experiments.plan_mesh` says what a step takes (docs/scale.md). The prompts are those of the embedded corpus, or
+--config.prompts=FILE; the published run regenerated open-perfectblend, 10 epochs in steps of 512 sequences.
 """
 
 import ml_collections
@@ -12,7 +12,9 @@ from configs.tiny import dspark
 from specdec_jax import presets
 
 
-def get_config() -> ml_collections.ConfigDict:
+def get_config(variant: str = "full") -> ml_collections.ConfigDict:
+  if variant == "smoke":
+    return dspark.get_config("smoke")
   c = dspark.get_config()
   published = presets.drafter_config("qwen3-4b", "dspark")
   c.target = ""  # a published folder

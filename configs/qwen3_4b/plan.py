@@ -14,7 +14,14 @@ VARIANTS = {
 
 
 def get_config(variant: str = "v5e") -> ml_collections.ConfigDict:
+  if variant == "smoke":
+    return smoke(get_config())
   return plan("qwen3-4b", *VARIANTS[variant])
+
+
+def smoke(c: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  c.what = ("decoding",)
+  return c
 
 
 def plan(target: str, topology: str, training, rows: int, decoding) -> ml_collections.ConfigDict:
