@@ -19,7 +19,8 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   published = presets.drafter_config("qwen3-4b", "dspark")
   c.target = ""  # a published folder
   c.dtype = "bfloat16"
-  c.mask_token = presets.QWEN3_MASK  # an id: the published tokenizer has no token there
+  with c.ignore_type():
+    c.mask_token = presets.QWEN3_MASK  # an id: the published tokenizer has no token there
   c.drafter = ml_collections.ConfigDict(dict(
       kind="block", layers=published.model.layers, block=published.block, taps=published.taps, head=published.head, rank=published.rank,
       confidence=True, confidence_with_head=True))
