@@ -16,6 +16,7 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c = ml_collections.ConfigDict()
   c.table = "kernels/aot.json"
   c.targets = ml_collections.ConfigDict({"v5e": ("tpu", "v5e:1x1"), "v6e": ("tpu", "v6e:1x1"), "h200": ("gpu", H200)})
+  c.cases = 2  # of every operation; 0: all
   c.processes = 2
   if variant == "smoke":
     c.targets = ml_collections.ConfigDict({"v5e": ("tpu", "v5e:1x1")})
