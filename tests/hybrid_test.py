@@ -98,7 +98,8 @@ def test_packed_texts_longer_than_a_chunk(monkeypatch):
   monkeypatch.setattr(delta, "CHUNK", 4)
   t = target("hybrid")
   segments = np.array([[0] * 3 + [1] * 6 + [2] * 7 + [0] * 4])
-  row = t.decoder.apply({"params": t.params}, jnp.asarray(TOKENS[:1]), segments=jnp.asarray(segments))[0][0]
+  in_chunks_of_4 = jax.jit(lambda params: t.decoder.apply({"params": params}, jnp.asarray(TOKENS[:1]), segments=jnp.asarray(segments)))
+  row = in_chunks_of_4(t.params)[0][0]
   monkeypatch.setattr(delta, "CHUNK", 64)
   for part in (slice(3, 9), slice(9, 16)):
     np.testing.assert_allclose(row[part], apply(t, TOKENS[:1, part])[0][0], atol=2e-5)
