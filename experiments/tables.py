@@ -193,6 +193,8 @@ TABLES = {
     "depth": Table("tiny_depth", cells(comparison.accepted_lengths, ("dflash_5",))),
     "length": Table("tiny_length", cells(comparison.accepted_lengths, ("markov_8",))),
     "ablation": Table("tiny_ablation", cells(comparison.accepted_lengths, ("backbone",))),
+    "qwen3_4b_sps": Table("qwen3_4b_sps", rows(SPS)),
+    "wide_sps": Table("wide_sps", rows(SPS)),
     "qwen3_4b_overhead": Table("qwen3_4b_overhead", rows(bench_drafters.COLUMNS)),
 }
 TABLES |= {f"{name}_lengths": Table(f"{name}_compare", lengths) for name in ("qwen3_4b", "qwen3_8b", "qwen3_14b", "gemma4_12b")}

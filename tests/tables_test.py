@@ -61,7 +61,7 @@ def test_every_configuration_names_its_command(path):
   found = commands.commands(path)
   assert found, f"{path} names no command"
   text = (commands.ROOT / path).read_text(encoding="utf-8").split('"""')[1]
-  assert re.search(r"(?i)core|accelerator|device|seconds", text), f"{path} does not say what it runs on"
+  assert re.search(r"(?i)core|accelerator|device|GPU|seconds", text), f"{path} does not say what it runs on"
   assert re.search(r"(?i)second|minute|hour|timed", text) or path.startswith("configs/kernels/"), f"{path} does not say how long it takes"
   for c in found:
     assert c.config == path
