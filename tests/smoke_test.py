@@ -16,7 +16,7 @@ NEEDS = {
 USE_SMOLLM2 = ("configs/smollm2/quickstart.py", "configs/smollm2/engine.py", "configs/smollm2/speed.py", "configs/smollm2/sps.py")
 
 
-@pytest.mark.slow
+@pytest.mark.smoke
 @pytest.mark.parametrize("config", commands.configs())
 def test_smoke(config, tmp_path):
   module = commands.commands(config)[0].module
