@@ -243,3 +243,15 @@ def test_protocol(tmp_path):
   start("protocol", "--config=configs/tiny/protocol.py:smoke", f"--workdir={tmp_path}")
   text = (tmp_path / "protocol.md").read_text()
   assert "- NO: " not in text and text.count("- yes: ") > 20 and "no request was lost" in text
+
+
+def test_compiled_kernels_are_held_to_the_recorded_table():
+  from experiments.aot import worse
+
+  kernel = {"calls": 1, "bundles": 100, "spilled": 0}
+  assert worse(kernel, kernel, True) is None and worse({**kernel, "bundles": 90}, kernel, True) is None
+  assert worse({**kernel, "bundles": 101}, kernel, True) == "bundles 101, recorded 100"
+  assert worse({**kernel, "bundles": 101}, kernel, False) is None  # Other compilers.
+  assert worse({**kernel, "spilled": 8}, None, False) == "spilled 8, recorded 0"
+  assert worse({"calls": 0}, None, True) == "no kernel in the compiled program" and worse({"calls": 0}, {"calls": 0}, True) is None
+  assert worse({"error": "refused"}, kernel, True) == "refused"
