@@ -120,7 +120,7 @@ def loss_over_a_split_vocabulary():
   counted = np.array([[True] * 3, [True, False, False]] * 4)
   gap = np.log(np.expm1(values))
   pairs = np.concatenate([np.stack([np.zeros_like(gap), gap], -1), np.full((8, 3, 14), -1e9, np.float32)], -1)[:, None]
-  model = types.SimpleNamespace(table=lambda params: jnp.eye(16), config=types.SimpleNamespace(candidates=0))
+  model = types.SimpleNamespace(table=lambda params: jnp.eye(16), config=types.SimpleNamespace(candidates=0, model=types.SimpleNamespace(logit_cap=None)))
 
   def token_mean(rows, shift):
     out = types.SimpleNamespace(rows=rows + shift, confidence=None)

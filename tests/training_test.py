@@ -126,7 +126,7 @@ def test_loss_terms_by_hand():
   c = np.array([0.3, -1.0])
   logs = lambda p: jnp.log(p)[None, None]  # Logits as rows of an identity table.
   out = DraftOutputs(logs(p_draft), logs(p_draft), confidence=jnp.asarray(c)[None, None])
-  model = types.SimpleNamespace(table=lambda params: jnp.eye(2), config=types.SimpleNamespace(candidates=0))
+  model = types.SimpleNamespace(table=lambda params: jnp.eye(2), config=types.SimpleNamespace(candidates=0, model=types.SimpleNamespace(logit_cap=None)))
   total, m = losses.block_loss(losses.BlockLoss(0.1, 0.9, 1.0, decay=4.0), model, None, out, logs(p_target), jnp.eye(2), labels)
   w = np.exp(-np.arange(2) / 4)
   mean = lambda x: (x * w).sum() / (w.sum() + 1e-6)
@@ -317,7 +317,7 @@ values = np.array([[1.0, 1.0, 1.0], [5.0, 0.3, 0.3]] * 2, np.float32)
 counted = np.array([[True] * 3, [True, False, False]] * 2)
 gap = np.log(np.expm1(values))  # -log softmax([0, gap])[0] = value
 rows = np.stack([np.zeros_like(gap), gap], -1)[:, None]
-model = types.SimpleNamespace(table=lambda params: jnp.eye(2), config=types.SimpleNamespace(candidates=0))
+model = types.SimpleNamespace(table=lambda params: jnp.eye(2), config=types.SimpleNamespace(candidates=0, model=types.SimpleNamespace(logit_cap=None)))
 def loss(rows, counted, shift):
   out = types.SimpleNamespace(rows=rows + shift, confidence=None)
   labels = Labels(jnp.zeros((4, 1, 3), jnp.int32), jnp.zeros((4, 1, 3), jnp.int32), counted[:, None])
