@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import tempfile
 
+import jax
 from absl import app
 from rich import console as rich_console
 from rich import table as rich_table
@@ -43,7 +44,6 @@ def jobs(config) -> list[tuple[str, str, str]]:
 
 def lowered(implementation: str, topology, op: str, case: str, way: str):
   """One job lowered for one device of `topology`."""
-  import jax
   import jax.numpy as jnp
   import numpy as np
   from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -115,7 +115,7 @@ def prepare(root: str) -> None:
   folder = dump_folder(root)
   folder.mkdir()
   os.environ |= {
-      "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost",
+      "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost",
       "TPU_ACCELERATOR_TYPE": "v5litepod-8", "LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={folder}",
       "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={folder}"}
 
@@ -149,6 +149,8 @@ def worse(found: dict, recorded: dict | None, comparable: bool) -> str | None:
 
 def main(argv):
   del argv
+  jax.config.update("jax_platforms", "cpu")
+  os.environ["JAX_PLATFORMS"] = "cpu"  # Of the workers, which read it when they import jax.
   config, workdir = common.settings()
   path = pathlib.Path(config.table)
   versions = {name: importlib.metadata.version(name) for name in ("jax", "libtpu")}
