@@ -81,6 +81,8 @@ def test_rows_through_the_data_set(tmp_path):
   parts = [pipeline.batches(stored, 4, seed=3, part=slice(2 * k, 2 * k + 2)) for k in range(2)]  # Of two processes.
   for i in (0, 70):
     np.testing.assert_array_equal(np.concatenate([p[i]["row"] for p in parts]), stream[i]["row"])
+  single = pipeline.batches(stored, 1, seed=3, part=slice(0, 1))
+  np.testing.assert_array_equal(np.concatenate([single[4 * 70 + k]["row"] for k in range(4)]), stream[70]["row"])
   epoch = np.concatenate([stream[i]["tokens"] for i in range(-(-size // 4))])[:size]
   assert sorted(map(tuple, epoch.tolist())) == every("tokens") and not np.array_equal(epoch, [stored[i]["tokens"] for i in range(size)])
   whole = pipeline.all_rows(stored)

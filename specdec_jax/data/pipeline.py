@@ -118,7 +118,8 @@ def batches(rows: grain.MapDataset, batch: int, seed: int, part: slice | None = 
 
   part: the rows of every batch that this process reads, all where None; whichever way a batch is parted, it holds the same rows.
   """
-  stream = rows.seed(seed).shuffle().repeat()
+  # Not without number: Grain computes lengths in floats, and len() of a batch of one row would be beyond an index.
+  stream = rows.seed(seed).shuffle().repeat(2**53 // len(rows))
   if part is None:
     return stream.batch(batch)
   size = part.stop - part.start
