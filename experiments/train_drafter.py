@@ -20,6 +20,7 @@ from experiments.recipes import drafter_config, objective
 from specdec_jax import metrics, report, sharding
 from specdec_jax.data import corpus, feature_cache, packing, pipeline
 from specdec_jax.data.prompts import chat_prompt, read_turns, shipped_prompts
+from specdec_jax.data.questions import general
 from specdec_jax.data.regenerate import read_responses, regenerate
 from specdec_jax.drafters import drafter_model
 from specdec_jax.drafters.base import Drafter
@@ -30,14 +31,17 @@ from specdec_jax.training.optimizer import adamw, learning_rate
 
 
 def questions(config) -> list[tuple[int, str, str]]:
-  """(length of a known answer, or 0; name; text) of every training question: those of the embedded corpus, or of config.prompts."""
+  """(length of a known answer, or 0; name; text) of every training question: those of config.domains, or of config.prompts."""
   if config.prompts:
     return [(0, "prompts", text) for text in read_turns(config.prompts, config.documents or None)]
   rng = np.random.default_rng(config.data_seed)
   out = []
-  for domain in corpus.DOMAINS:
+  for domain in config.domains:
+    if domain == "general":
+      out += [(0, kind, text) for kind, text in general(config.data_seed)[: config.documents or None]]
+      continue
     documents = [d for d in corpus.documents(domain, config.data_seed) if not corpus.is_evaluation(d.source) and len(d.answer) < 600]
-    out += [(len(documents[i].answer), domain, documents[i].prompt) for i in rng.permutation(len(documents))[: config.documents]]
+    out += [(len(documents[i].answer), domain, documents[i].prompt) for i in rng.permutation(len(documents))[: config.documents or None]]
   return out
 
 
@@ -55,6 +59,8 @@ def training_data(config, target: Target, workdir: pathlib.Path):
   folder, seed = workdir / "data", config.data_seed
   made_from = {"target": target.hash, "tokenizer": target.tokenizer.fingerprint(), **{k: config[k] for k in (
       "data_seed", "documents", "row_length", "max_new_tokens", "temperature")}}
+  if tuple(config.domains) != corpus.DOMAINS:
+    made_from["domains"] = list(config.domains)
   if config.prompts:
     made_from["prompts"] = hashlib.sha256(pathlib.Path(config.prompts).read_bytes()).hexdigest()[:16]
   if config.system:

