@@ -13,7 +13,7 @@ from specdec_jax.drafters.heads import BiasHead, ConfidenceHead, DynamicConv, Se
 from specdec_jax.kernels import block_attention, default_implementation, write_rows
 from specdec_jax.kernels.markov_walk import implementation_for, markov_walk
 from specdec_jax.models.cache import Cache, as_keys, as_values, init_cache, write_layer
-from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, embed, masked_softmax, rotary_angles, scaled, soft_capped
+from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, embed, masked_softmax, param, rotary_angles, scaled, soft_capped
 from specdec_jax.sampling import GREEDY_BELOW, Role, Sampling, adjusted, gumbel, next_token, real_logits, role_keys
 from specdec_jax.sharding import constrain_rows
 from specdec_jax.typing import Bool, Float, Int
@@ -79,7 +79,7 @@ class BlockNetwork(nn.Module):
 
   def setup(self):
     c, m = self.config, self.config.model
-    self.embedding = self.param("embedding", nn.initializers.normal(m.init_scale), (m.vocab, m.width))
+    self.embedding = param(self, "embedding", nn.initializers.normal(m.init_scale), (m.vocab, m.width))
     self.head = Head(m.vocab, m.width, m.init_scale, self.transposed)
     self.fuse = Projection(len(c.taps) * m.width, (m.width,), transposed=self.transposed, scale=m.init_scale)
     self.fuse_norm = RMSNorm(m.width, m.norm_eps)

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.kernels import dynamic_conv, path_walk
-from specdec_jax.models.layers import Projection, embed, project_vocab
+from specdec_jax.models.layers import Projection, embed, param, project_vocab
 from specdec_jax.typing import Float, Int
 
 CHUNK = 128  # Ids whose maximum the search for candidates looks at first: the lanes of a TPU register.
@@ -25,8 +25,8 @@ class BiasHead(nn.Module):
   transposed: bool = False
 
   def setup(self):
-    self.previous = self.param("previous", nn.initializers.normal(0.02), (self.vocab, self.rank))
-    self.table = self.param("bias", nn.initializers.zeros, (self.vocab, self.rank))
+    self.previous = param(self, "previous", nn.initializers.normal(0.02), (self.vocab, self.rank))
+    self.table = param(self, "bias", nn.initializers.zeros, (self.vocab, self.rank))
     if self.kind == "gated":
       self.gate = Projection(self.width + self.rank, (self.rank,), bias=True, transposed=self.transposed)
     if self.kind == "rnn":
@@ -89,8 +89,8 @@ class SelectorHead(nn.Module):
   transposed: bool = False
 
   def setup(self):
-    self.predecessor = self.param("predecessor", nn.initializers.normal(0.02), (self.vocab, self.rank))
-    self.successor = self.param("successor", nn.initializers.zeros, (self.vocab, self.rank))
+    self.predecessor = param(self, "predecessor", nn.initializers.normal(0.02), (self.vocab, self.rank))
+    self.successor = param(self, "successor", nn.initializers.zeros, (self.vocab, self.rank))
     self.gate = Projection(self.width, (self.rank,), transposed=self.transposed)
 
   def embed(self, tokens: Int["B L"]) -> Float["B L R"]:
@@ -115,8 +115,8 @@ class ConfidenceHead(nn.Module):
 
   @nn.compact
   def __call__(self, features: Float["B L D"]) -> Float["B L"]:
-    kernel = self.param("kernel", nn.initializers.zeros, (1, self.inputs))
-    bias = self.param("bias", nn.initializers.zeros, (1,))
+    kernel = param(self, "kernel", nn.initializers.zeros, (1, self.inputs))
+    bias = param(self, "bias", nn.initializers.zeros, (1,))
     return (features.astype(jnp.float32) @ kernel[0].astype(jnp.float32)) + bias.astype(jnp.float32)
 
 
@@ -135,7 +135,7 @@ class DynamicConv(nn.Module):
 
   def setup(self):
     identity = lambda key, shape: jnp.zeros(shape).at[:, 0].set(1.0)
-    self.base = self.param("base", identity, (2, self.taps, self.width))
+    self.base = param(self, "base", identity, (2, self.taps, self.width))
     self.dynamic = Projection(self.width, (2, self.taps, self.width // self.group), transposed=self.transposed, scale=0.0)
 
   def coefficients(self, x: Float["B T D"]) -> Float["B T 2 taps D/group"]:

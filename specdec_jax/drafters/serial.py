@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from specdec_jax.config import SerialConfig
 from specdec_jax.drafters.base import DraftOutputs, FromConfig, Proposal, best_logit, proposal
 from specdec_jax.models.cache import Cache, init_cache, write_layer
-from specdec_jax.models.layers import MLP, Attention, Head, Projection, RMSNorm, attend, embed, masked_softmax, rotary_angles
+from specdec_jax.models.layers import MLP, Attention, Head, Projection, RMSNorm, attend, embed, masked_softmax, param, rotary_angles
 from specdec_jax.sampling import Role, Sampling, next_token
 from specdec_jax.sharding import constrain_rows
 from specdec_jax.typing import Bool, Float, Int
@@ -55,10 +55,10 @@ class SerialNetwork(nn.Module):
     eagle = c.kind == "eagle3"
     linear = lambda inputs: Projection(inputs, (m.width,), transposed=self.transposed, scale=m.init_scale)
     norm = lambda: RMSNorm(m.width, m.norm_eps)
-    self.embedding = self.param("embedding", nn.initializers.normal(m.init_scale), (m.vocab, m.width))
+    self.embedding = param(self, "embedding", nn.initializers.normal(m.init_scale), (m.vocab, m.width))
     self.head = Head(c.draft_vocab or m.vocab, m.width, m.init_scale, self.transposed)
     if c.draft_vocab:
-      self.draft_ids = self.param("draft_ids", lambda key: jnp.arange(c.draft_vocab, dtype=jnp.int32))
+      self.draft_ids = param(self, "draft_ids", lambda key: jnp.arange(c.draft_vocab, dtype=jnp.int32))
     self.fuse = linear(len(c.taps) * m.width if eagle else 2 * m.width)
     self.embedding_norm, self.hidden_norm, self.mlp_norm, self.final_norm = norm(), norm(), norm(), norm()
     if not eagle:

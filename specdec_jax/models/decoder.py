@@ -12,7 +12,7 @@ from specdec_jax.models import cache as cache_lib
 from specdec_jax.models import delta
 from specdec_jax.models.cache import Cache
 from specdec_jax.models.delta import DeltaNet
-from specdec_jax.models.layers import Attention, Head, Layer, RMSNorm, attend, embed, project_vocab, rotary_angles, soft_capped
+from specdec_jax.models.layers import Attention, Head, Layer, RMSNorm, attend, embed, param, project_vocab, rotary_angles, soft_capped
 from specdec_jax.models.rows import Rows
 from specdec_jax.sharding import constrain_rows
 from specdec_jax.typing import Bool, Float, Int
@@ -34,8 +34,8 @@ class Decoder(nn.Module):
 
   def setup(self):
     c = self.config
-    self.embedding = self.param("embedding", nn.initializers.normal(c.init_scale), (c.vocab, c.width))
-    self.layers = self.param("layers", self._init_layers)
+    self.embedding = param(self, "embedding", nn.initializers.normal(c.init_scale), (c.vocab, c.width))
+    self.layers = param(self, "layers", self._init_layers)
     self.final_norm = RMSNorm(c.width, c.norm_eps, c.norm_offset)
     if not c.tied:
       self.head = Head(c.vocab, c.width, c.init_scale, self.transposed)

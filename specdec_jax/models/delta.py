@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax.config import DeltaConfig, ModelConfig
-from specdec_jax.models.layers import Projection, RMSNorm
+from specdec_jax.models.layers import Projection, RMSNorm, param
 from specdec_jax.typing import Float, Int
 
 CHUNK = 64
@@ -73,9 +73,9 @@ class DeltaNet(nn.Module):
     linear = lambda inputs, features: Projection(inputs, features, transposed=self.transposed, scale=c.init_scale)
     self.qkv, self.z = linear(c.width, (d.channels,)), linear(c.width, (d.value_heads, d.value_dim))
     self.gates = linear(c.width, (d.value_heads, 2))
-    self.taps = self.param("taps", nn.initializers.uniform(2 * d.conv**-0.5), (d.channels, 1, d.conv))
-    self.rate = self.param("rate", lambda key, shape: jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0)), (d.value_heads,))
-    self.shift = self.param("shift", _shift, (d.value_heads,))
+    self.taps = param(self, "taps", nn.initializers.uniform(2 * d.conv**-0.5), (d.channels, 1, d.conv))
+    self.rate = param(self, "rate", lambda key, shape: jnp.log(jax.random.uniform(key, shape, minval=1.0, maxval=16.0)), (d.value_heads,))
+    self.shift = param(self, "shift", _shift, (d.value_heads,))
     self.norm = RMSNorm(d.value_dim, c.norm_eps)
     self.o = linear(d.value_heads * d.value_dim, (c.width,))
 

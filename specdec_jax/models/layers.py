@@ -1,6 +1,8 @@
 """The layers that targets and drafters share."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -21,6 +23,12 @@ def rms_normed(x, eps: float):
   return (x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps)).astype(x.dtype)
 
 
+def param(module: nn.Module, name: str, init: Callable, *arguments) -> Any:
+  """`module`'s parameter: as it is where there is one, or init(key, *arguments). `Module.param` would trace `init` again at every use,
+  only to compare shapes, for a decoder a third of all tracing; loaders compare them once."""
+  return module.get_variable("params", name) if module.has_variable("params", name) else module.param(name, init, *arguments)
+
+
 class RMSNorm(nn.Module):
   """x / rms(x) · (offset + scale) over the last axis."""
 
@@ -30,7 +38,7 @@ class RMSNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    scale = self.param("scale", nn.initializers.constant(1.0 - self.offset), (self.width,))
+    scale = param(self, "scale", nn.initializers.constant(1.0 - self.offset), (self.width,))
     return rms_normed(x, self.eps) * (self.offset + scale).astype(x.dtype)
 
 
@@ -49,7 +57,7 @@ class Projection(nn.Module):
   @nn.compact
   def __call__(self, x):
     shape = (*self.features, self.inputs) if self.transposed else (self.inputs, *self.features)
-    kernel = self.param("kernel", nn.initializers.normal(self.scale), shape).astype(x.dtype)
+    kernel = param(self, "kernel", nn.initializers.normal(self.scale), shape).astype(x.dtype)
     rows = x.reshape(-1, self.inputs)
     if self.transposed:
       y = output_major(kernel.reshape(-1, self.inputs), rows)
@@ -57,7 +65,7 @@ class Projection(nn.Module):
       y = jax.lax.dot_general(rows, kernel, (((1,), (0,)), ((), ())))  # Output axes stay apart, so that a mesh may split any of them.
     y = y.reshape(*x.shape[:-1], *self.features)
     if self.bias:
-      y = y + self.param("bias", nn.initializers.zeros, self.features).astype(x.dtype)
+      y = y + param(self, "bias", nn.initializers.zeros, self.features).astype(x.dtype)
     return y
 
 
@@ -198,7 +206,7 @@ class Layer(nn.Module):
     self.mlp = MLP(c, self.transposed)
     if c.sandwich:
       self.attention_out_norm, self.mlp_out_norm = norm(), norm()
-      self.scalar = self.param("scalar", nn.initializers.ones, (1,))
+      self.scalar = param(self, "scalar", nn.initializers.ones, (1,))
 
   def __call__(self, x, mix):
     attended, extra = mix(self.attention, self.attention_norm(x))
@@ -221,7 +229,7 @@ class Head(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float["B T D"]) -> Float["B T V"]:
-    table = self.param("kernel", nn.initializers.normal(self.scale), (self.vocab, self.width))
+    table = param(self, "kernel", nn.initializers.normal(self.scale), (self.vocab, self.width))
     return project_vocab(x, table, self.transposed)
 
 
