@@ -102,7 +102,8 @@ def rotary_from_published(config: Mapping[str, Any], head_dim: int) -> Rotary:
   theta = merged.pop("rope_theta", None) or config.get("rope_theta")
   if not theta:
     raise ConfigError("no rotary base: give rope_theta, or rope_parameters with rope_theta")
-  kind = merged.pop("rope_type", None) or merged.pop("type", None) or "default"
+  older, kind = merged.pop("type", None), merged.pop("rope_type", None)  # Some releases wrote both.
+  kind = kind or older or "default"
   if kind not in _ROTARY_NEEDS:
     raise ConfigError(f"rope_type {kind!r} is not supported; known: {', '.join(_ROTARY_NEEDS)}")
   if kind == "yarn":
@@ -239,8 +240,9 @@ class ModelConfig:
     heads, width, layers = need("num_attention_heads"), need("hidden_size"), need("num_hidden_layers")
     head_dim = config.get("head_dim") or width // heads
     kv_heads = config.get("num_key_value_heads") or heads
-    key = "hidden_activation" if family in GEMMA else "hidden_act"
-    activation = config.get(key, "silu")
+    gemma = family in GEMMA
+    key, usual = ("hidden_activation", "gelu_pytorch_tanh") if gemma else ("hidden_act", "silu")
+    activation = config.get(key) or usual
     if activation not in ACTIVATIONS:
       raise ConfigError(f"{key} {activation!r} is not supported; known: {', '.join(ACTIVATIONS)}")
     types = _layer_types(config, layers)
@@ -251,7 +253,7 @@ class ModelConfig:
     return cls(
         family=family, vocab=need("vocab_size"), width=width, layers=layers, heads=heads, kv_heads=kv_heads,
         head_dim=head_dim, mlp=need("intermediate_size"), max_positions=need("max_position_embeddings"), windows=_windows(config, types),
-        norm_eps=need("rms_norm_eps"), qk_norm=family != "llama", tied=bool(config.get("tie_word_embeddings", False)),
+        norm_eps=need("rms_norm_eps"), qk_norm=family != "llama", tied=bool(config.get("tie_word_embeddings", gemma)),
         attention_bias=bool(config.get("attention_bias", False)), mlp_bias=bool(config.get("mlp_bias", False)),
         activation=activation, init_scale=config.get("initializer_range", 0.02), bos=config.get("bos_token_id"),
         eos=ids(config.get("eos_token_id")), pad=config.get("pad_token_id"), **own)
@@ -309,7 +311,17 @@ def _required(config: Mapping[str, Any], key: str) -> Any:
 def _plain(config: Mapping[str, Any], types: Sequence[str], head_dim: int, kv_heads: int) -> dict[str, Any]:
   """The fields that Llama and Qwen3 have of their own."""
   del types, kv_heads
-  return {"rotary": rotary_from_published(config, head_dim)}
+  return {"rotary": _whole_heads(config, head_dim)}
+
+
+def _whole_heads(config: Mapping[str, Any], head_dim: int) -> Rotary:
+  """Rotary settings of a family whose published class rotates whole heads, whatever partial factor it is given. Raises ConfigError
+  where there is one: heads rotated in part would be another model, and overlooking the key a silent replacement."""
+  rotary = rotary_from_published(config, head_dim)
+  if rotary.width != head_dim:
+    share = rotary.width / head_dim
+    raise ConfigError(f"partial_rotary_factor {share} is not supported for model_type {config['model_type']!r}, which rotates whole heads")
+  return rotary
 
 
 _DELTA_KEYS = {
@@ -330,14 +342,16 @@ def _hybrid(config: Mapping[str, Any], types: Sequence[str], head_dim: int, kv_h
     raise ConfigError(
         f"linear_num_value_heads {delta.value_heads} must be a multiple of linear_num_key_heads {delta.key_heads}, "
         f"linear_conv_kernel_dim {delta.conv} at least 2")
-  rope = {k: v for k, v in (config.get("rope_parameters") or {}).items() if not k.startswith("mrope_")}
+  rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}  # The older spelling, and today's.
+  rope = {k: v for k, v in rope.items() if not k.startswith("mrope_")}
   rope.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 0.25)  # As the published class does.
-  return {"rotary": rotary_from_published({**config, "rope_parameters": rope}, head_dim), "recurrent": recurrent, "delta": delta}
+  rotary = rotary_from_published({**config, "rope_scaling": None, "rope_parameters": rope}, head_dim)
+  return {"rotary": rotary, "recurrent": recurrent, "delta": delta}
 
 
 _GEMMA_NEUTRAL = {
-    "hidden_size_per_layer_input": (0,), "enable_moe_block": (False,), "num_kv_shared_layers": (0,), "use_double_wide_mlp": (False,),
-    "attention_bias": (False,), "use_bidirectional_attention": (False, "vision")}
+    "hidden_size_per_layer_input": (0,), "enable_moe_block": (False,), "num_kv_shared_layers": (0,),
+    "use_bidirectional_attention": (False, "vision")}  # use_double_wide_mlp is of layers with shared caches only.
 
 
 def _gemma(config: Mapping[str, Any], types: Sequence[str], head_dim: int, kv_heads: int) -> dict[str, Any]:
@@ -354,7 +368,7 @@ def _gemma(config: Mapping[str, Any], types: Sequence[str], head_dim: int, kv_he
   for kind, size in (("sliding_attention", head_dim), ("full_attention", full_dim)):
     if not isinstance(rope.get(kind), Mapping):
       raise ConfigError(f"no rotary base: rope_parameters lacks {kind!r}")
-    rotary[kind] = rotary_from_published({**config, "rope_parameters": rope[kind]}, size)
+    rotary[kind] = _whole_heads({**config, "rope_parameters": rope[kind]}, size)
   return {
       "rotary": rotary["sliding_attention"], "full": FullAttention(full_dim, full_heads, rotary["full_attention"], shared),
       "logit_cap": config.get("final_logit_softcapping")}

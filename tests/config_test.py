@@ -21,7 +21,8 @@ def without(key, config=LLAMA):
 
 
 @pytest.mark.parametrize("spelling", [
-    {"rope_theta": 1e6}, {"rope_theta": 1e6, "rope_scaling": None}, {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
+    {"rope_theta": 1e6}, {"rope_theta": 1e6, "rope_scaling": None}, {"rope_theta": 1e6, "rope_scaling": {"type": "default", "rope_type": "default"}},
+    {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
     {"rope_parameters": {"full_attention": {"rope_theta": 1e6, "rope_type": "default"}}},
     {"rope_parameters": {"rope_theta": None, "rope_type": "default", "full_attention": {"rope_theta": 1e6, "rope_type": "default"}}}], ids=str)
 def test_rotary_base_in_every_spelling(spelling):
@@ -61,6 +62,7 @@ def test_rescaled_rotary():
     ({"vocab_size": None}, "lacks 'vocab_size'"), ({"hidden_act": "tanh"}, "hidden_act 'tanh'"),
     ({"num_key_value_heads": 3}, "no multiple"), ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope'"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs low_freq_factor"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 .* 'llama'"),
     ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
     ({"layer_types": ["full_attention"]}, "1 entries for 2 layers"),
     ({"layer_types": ["sliding_attention"] * 2, "sliding_window": 8}, "sliding_window is missing, switched off or unknown"),
@@ -80,7 +82,7 @@ def test_windows():
 
 
 def test_every_field_survives_publication():
-  c = toys.model_config(attention_bias=True, mlp_bias=True, activation="gelu", tied=True, eos=(1, 2), bos=3, pad=0, windows=(4, None, 4), rotary=Rotary(1e4, 4))
+  c = toys.model_config(attention_bias=True, mlp_bias=True, activation="gelu", tied=True, eos=(1, 2), bos=3, pad=0, windows=(4, None, 4))
   assert ModelConfig.from_published(json.loads(json.dumps(c.to_published()))) == c
 
 
@@ -92,6 +94,19 @@ def test_every_field_of_mixed_layers_survives_publication(form):
   assert ModelConfig.from_published(published) == c
   wrapped = {"model_type": "any", "text_config": without("eos_token_id", published), "eos_token_id": 60, "vision_config": {}}
   assert ModelConfig.from_published(wrapped) == c
+
+
+def test_hybrid_rotary_in_the_older_spelling():
+  c = toys.model_config(**toys.HYBRID)
+  scaling = {"type": "default", "mrope_section": [1, 1, 0], "mrope_interleaved": True, "partial_rotary_factor": 0.5}
+  assert ModelConfig.from_published({**without("rope_parameters", c.to_published()), "rope_theta": 1e4, "rope_scaling": scaling}) == c
+
+
+def test_what_gemma_configs_leave_out():
+  """The defaults of the published class, and a flag of layers with shared caches where there are none."""
+  c = toys.model_config(**toys.GEMMA, attention_bias=True)
+  published = {**c.to_published(), "use_double_wide_mlp": True}
+  assert ModelConfig.from_published({k: v for k, v in published.items() if k not in ("hidden_activation", "tie_word_embeddings")}) == c
 
 
 @pytest.mark.parametrize("change, message", [
@@ -106,7 +121,8 @@ def test_hybrid_faults_are_named(change, message):
 @pytest.mark.parametrize("change, message", [
     ({"num_kv_shared_layers": 2}, "num_kv_shared_layers 2"), ({"enable_moe_block": True}, "enable_moe_block"),
     ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"), ({"layer_types": None}, "layer_types"),
-    ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "lacks 'sliding_attention'"), ({"num_global_key_value_heads": 3}, "no multiple")], ids=str)
+    ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "lacks 'sliding_attention'"), ({"num_global_key_value_heads": 3}, "no multiple"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5")], ids=str)
 def test_gemma_faults_are_named(change, message):
   with pytest.raises(ConfigError, match=message):
     ModelConfig.from_published({**toys.model_config(**toys.GEMMA).to_published(), **change})
