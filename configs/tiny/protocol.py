@@ -27,7 +27,7 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.fault_every = 200  # launches of programs between two injected failures of the device
   c.seed = 0
   if variant == "soak":
-    c.concurrencies, c.soak_seconds, c.prompts_per_task = (16,), 1800.0, 4
+    c.concurrencies, c.soak_seconds, c.prompts_per_task, c.repeats = (16,), 1800.0, 4, 1
   if variant == "smoke":
     c.tasks, c.prompts_per_task, c.concurrencies, c.soak_seconds, c.fault_every = ("code",), 2, (2,), 3.0, 30
     c.new_tokens = ml_collections.ConfigDict(dict(short=4, long=12))
