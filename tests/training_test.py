@@ -154,6 +154,13 @@ def test_next_token_loss_weights():
   assert float(loss) == pytest.approx(nats / count, rel=1e-5)
 
 
+def test_clipping_bfloat16_gradients_of_many_parameters():
+  """A running sum in bfloat16 would stand still at 256."""
+  tx, grads = adamw(lambda step: 0.1, clip=1.0), {str(i): jnp.ones((), jnp.bfloat16) for i in range(400)}
+  _, state = tx.update(grads, tx.init(grads), grads)
+  np.testing.assert_allclose(state[1][0].mu["0"], 0.1 / 20, rtol=0.01)
+
+
 def test_schedule_of_the_learning_rate():
   tx = adamw(learning_rate(0.5, 100, 0.1, 0.2), clip=1e9)
   params = {"w": jnp.zeros(())}

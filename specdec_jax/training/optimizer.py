@@ -26,7 +26,8 @@ def adamw(
   parameters: they are the master weights, and a model that runs in bfloat16 casts them inside its loss."""
 
   def clipped(grads, _):
-    norm = optax.tree.norm(jax.tree.map(lambda g: jnp.linalg.norm(g.astype(jnp.float32)).astype(g.dtype), grads))
+    whole = lambda x: jnp.linalg.norm(x.astype(jnp.float32)).astype(x.dtype)  # Summed in float32: bfloat16 sums would be off by a step.
+    norm = whole(jnp.stack([whole(g) for g in jax.tree.leaves(grads)]))
     scale = jnp.minimum(1.0, clip / (norm + 1e-6))
     return jax.tree.map(lambda g: (g * scale.astype(g.dtype)).astype(jnp.float32), grads)
 
