@@ -16,6 +16,7 @@ from tests.enumeration import emitted, error, outcomes, tables
 GOLDEN = pathlib.Path(os.environ.get("SPECDEC_GOLDEN") or pathlib.Path(__file__).parents[2] / "shared" / "golden")
 needs_golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason=f"no golden folder at {GOLDEN}; set SPECDEC_GOLDEN")
 ints = lambda x: np.asarray(x).tolist()
+numbers = lambda x: np.array(x, float)  # With NaN for None, as the reference has it.
 
 
 def golden(pattern: str):
@@ -30,29 +31,40 @@ def both(confidence, sps):
   return early, best, theta(early), theta(best), schedule.survival(confidence)
 
 
+def same_drafts(survival, order, count: int) -> bool:
+  """Whether the first `count` drafts of the reference's order are ours too: products that tie in one precision may differ in the
+  other, and throughput alone tells of those."""
+  ours = np.argsort(-survival.reshape(-1), kind="stable")[:count]
+  return set(ours.tolist()) == {int(r) * survival.shape[1] + int(j) for r, j in order[:count]}
+
+
 @needs_golden
 @pytest.mark.parametrize("path", golden("*scheduler*/cases.npz"), ids=lambda p: p.parent.name)
 def test_golden_schedules(path):
   f = np.load(path)
   checked = 0
   for case in [k.removesuffix("_conf") for k in f.files if k.endswith("_conf")]:
-    g = {k: f[f"{case}_{k}"] for k in ("conf", "sps", "early_lengths", "early_theta", "global_lengths", "global_theta", "decision_margin", "survival", "theta_path")}
+    g = {k: f[f"{case}_{k}"] for k in ("conf", "sps", "early_lengths", "early_theta", "global_lengths", "global_theta", "decision_margin", "survival", "theta_path", "order", "early_stop_index")}
     early, best, theta_early, theta_best, survival = map(np.asarray, both(g["conf"].astype(np.float32), g["sps"][1:].astype(np.float32)))
     np.testing.assert_allclose(survival, g["survival"], rtol=1e-5, atol=1e-7)
     assert theta_best == pytest.approx(float(g["global_theta"]), rel=1e-5), case
     path_top = np.sort(g["theta_path"])[::-1]
-    if len(path_top) < 2 or path_top[0] - path_top[1] > 1e-5 * path_top[0]:
+    apart = len(path_top) < 2 or path_top[0] - path_top[1] > 1e-5 * path_top[0]
+    if apart and same_drafts(survival, g["order"], int(np.argmax(g["theta_path"]))):
       assert ints(best) == ints(g["global_lengths"]), case
     if g["decision_margin"] > 1e-5:  # Below, float32 may decide a tie the other way.
       checked += 1
       assert theta_early == pytest.approx(float(g["early_theta"]), rel=1e-5), case
-      assert ints(early) == ints(g["early_lengths"]), case
+      if same_drafts(survival, g["order"], int(g["early_stop_index"])):
+        assert ints(early) == ints(g["early_lengths"]), case
   assert checked, "every decision of every case is a tie"
 
 
 @needs_golden
 @pytest.mark.parametrize("path", golden("*calibration*/calib.npz"), ids=lambda p: p.parent.name)
-def test_golden_calibration(path):
+def test_golden_calibration(path, monkeypatch):
+  monkeypatch.setattr(calibrate, "FEWEST", 1)  # The reference fits whatever there is.
+  monkeypatch.setattr(calibrate, "FEW_OF_ONE", 0)
   f = np.load(path)
   logits, observed = f["confidence_logits"], f["effective_length"]
   accepted = f["prefix_accept"].sum(1)
@@ -61,12 +73,14 @@ def test_golden_calibration(path):
   for t, name in ((None, "before"), (temperatures, "after")):
     found = calibrate.assess(calibrate.survivals(logits, t), accepted, observed)
     for mine, theirs in (("ece", "ece"), ("auc", "auc"), ("brier", "brier"), ("prediction", "pred_mean"), ("outcome", "target_mean"), ("samples", "total_weight")):
-      np.testing.assert_allclose(found[mine], f[f"{name}_{theirs}"], atol=2e-6, err_msg=f"{name} {mine}")
-    np.testing.assert_allclose([found[f"mean_{k}"] for k in ("ece", "auc", "brier", "prediction", "outcome")], f[f"{name}_summary"], atol=2e-6)
+      np.testing.assert_allclose(numbers(found[mine]), f[f"{name}_{theirs}"], atol=2e-6, err_msg=f"{name} {mine}")
+    means = [found[f"mean_{k}"] for k in ("ece", "auc", "brier", "prediction", "outcome")]
+    np.testing.assert_allclose(numbers(means), f[f"{name}_summary"], atol=2e-6)
     for i, kind in enumerate(("count", "pred_sum", "target_sum")):
       # Before, the reference takes the sigmoid in float32, which moves a sample at the edge of a bin to the next.
       np.testing.assert_allclose(found["bins"][:, i], f[f"{name}_coarse_{kind}"], atol=3.0 if name == "before" else 1e-6)
-  np.testing.assert_allclose(calibrate.survivals(logits, temperatures)[:64], f["sts_calibrated_prefix_probs"], atol=1e-9)
+  shown = f["sts_calibrated_prefix_probs"]
+  np.testing.assert_allclose(calibrate.survivals(logits, temperatures)[: len(shown)], shown, atol=1e-9)
 
 
 def test_allocation_across_requests():
