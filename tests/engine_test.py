@@ -122,6 +122,7 @@ def test_every_schedule_gives_the_targets_text(kind):
     assert engine.stats()["accepted_length"] == 1.0 and {c.speculation["why"] for c in got} == {"no draft was worth its cost"}
 
 
+@pytest.mark.slow
 def test_seed_belongs_to_the_request():
   """C19, C21: under fixed lengths sampled text depends on neither slot nor neighbours nor load, and is that of `generate`."""
   options = dict(temperature=1.0, top_p=0.9, presence_penalty=0.4)

@@ -72,6 +72,7 @@ def test_the_published_drafter():
   assert made.drafts.shape == (1, 7)
 
 
+@pytest.mark.slow
 def test_the_published_target():
   c = ModelConfig.from_published(TARGET)
   assert len(c.recurrent) == 48 and 3 not in c.recurrent and c.rotary.width == 64
@@ -101,6 +102,7 @@ def test_the_published_target():
   assert size(cache.fed) == 48 * 8 * (10240 * 4 + (16 * 128 + 48 * 128 + 48) * 4)  # Against 8 states a layer, 1.2 GB.
 
 
+@pytest.mark.slow
 def test_a_small_pair_of_the_same_form_decodes(tmp_path):
   """From published folders, the target's with tensors of another modality beside its own, far past the drafter's window."""
   small = copy.deepcopy(TARGET)

@@ -49,6 +49,7 @@ def test_greedy_text_is_the_targets_on_every_shipped_prompt():
 
 
 @pytest.mark.parametrize("options", [{"stacked": False, "transposed": False}, {"stacked": False, "transposed": True}], ids=str)
+@pytest.mark.slow
 def test_every_layout_gives_the_same_text(options):
   texts = ["<|im_start|>user\nHow many coins are 12 and 30 coins?<|im_end|>\n<|im_start|>assistant\n"]
   plain = decode(specdec_jax.load_target("tiny"), None, texts, 1)
@@ -56,6 +57,7 @@ def test_every_layout_gives_the_same_text(options):
   assert decode(target, specdec_jax.load_drafter("tiny/dspark", target), texts, 1) == plain
 
 
+@pytest.mark.slow
 def test_padded_head_rows_are_never_emitted():
   """C13 in decoding: rows of the head beyond the tokenizer's ids hold junk that would win every argmax."""
   import dataclasses
@@ -77,6 +79,7 @@ def test_padded_head_rows_are_never_emitted():
   assert int(jnp.argmax(padded.forward(prompt).logits[0, -1])) >= target.vocab
 
 
+@pytest.mark.slow
 def test_the_hybrid_keeps_its_text():
   """Recurrent layers with trained weights: alone, and with both shipped drafters, whose drafts are taken now and then."""
   target = specdec_jax.load_target("tiny_hybrid")
