@@ -58,7 +58,8 @@ def test_samples_are_the_targets(kind, rule):
   assert np.all(np.abs(counts / n - expected) <= bound + 1e-12)
 
 
-@pytest.mark.parametrize("kind", some("selector"))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_greedy_text_under_settings(kind):
   """Contract 1 with every setting that acts on greedy text, another one a request, and its effect on the text."""
   target = toys.target()
@@ -203,7 +204,8 @@ def test_bfloat16_greedy_text(kind):
     assert np.all(forced.gap <= forced.tie)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("markov", marks=pytest.mark.slow), "eagle3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["markov", "eagle3"])
 def test_windows_and_long_prompts(kind):
   """C49: layers of a sliding window, drafts rejected across its edge; C51: prompts below and beyond the drafter's window, in
   one batch. The texts are those of whole passes without any cache."""

@@ -88,7 +88,7 @@ def test_greedy_equality_block_drafter(plain, options):
   assert len({d for c in half for d, _, _ in c.rounds}) > 1, "the threshold should cut some blocks"
 
 
-@pytest.mark.parametrize("kind", ["none", "block", "sparse"])
+@pytest.mark.parametrize("kind", [pytest.param("none", marks=pytest.mark.slow), pytest.param("block", marks=pytest.mark.slow), "sparse"])
 def test_seed_belongs_to_the_request(kind):
   """C19: alone, in slot 3 of a batch, beside others that end at other times: the same sampled tokens."""
   target = toys.target()

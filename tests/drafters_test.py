@@ -186,7 +186,7 @@ def test_every_combination_is_one_config_away():
     assert ("confidence" in params, "selector" in params, "markov" in params) == (confidence, head == "selector", head in ("markov", "gated", "rnn"))
 
 
-@pytest.mark.parametrize("name", ["rnn + conv", "dflash2", "eagle3"])
+@pytest.mark.parametrize("name", [pytest.param("rnn + conv", marks=pytest.mark.slow), "dflash2", "eagle3"])
 def test_every_part_learns(name):
   """A few steps bring the loss down, and every trainable tensor moves."""
   target, drafter = toys.target(), make(name)

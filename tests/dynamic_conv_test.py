@@ -53,6 +53,7 @@ def test_what_the_kernel_cannot_do_runs_as_the_reference(group, width, dtype, re
   assert reason in caplog.text
 
 
+@pytest.mark.slow
 def test_a_drafter_that_runs_the_kernels_drafts_the_same():
   target = toys.target()
   drafter = toys.block_drafter(target, head="selector", candidates=4, conv=2, conv_group=8, confidence=False, anchor_predicts=False, own_embedding=False)

@@ -241,6 +241,7 @@ def test_acceptance_does_not_decay():
 # The engine.
 
 
+@pytest.mark.slow
 def test_engine_serves_the_solo_texts():
   """Prompts read in chunks, slots re-ordered, rows flattened, a request cancelled, more requests than slots."""
   t = target("hybrid")

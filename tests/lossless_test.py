@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import pytest
+
 import specdec_jax
 from specdec_jax import lossless
 from tests import toys
@@ -14,6 +16,7 @@ def sample(temperature, drafter=None):
   return specdec_jax.generate(toys.target(), drafter, PROMPTS, 24, temperature=temperature, seed=seeds, ignore_eos=True)
 
 
+@pytest.mark.slow
 def test_surprisal_of_right_and_wrong_samples():
   target = toys.target()
   for drafter in (None, toys.block_drafter(target)):

@@ -257,6 +257,7 @@ def test_drafter_learns():
   assert history[-1] < 0.7 * history[0]
 
 
+@pytest.mark.slow
 def test_loss_over_vocabulary_chunks():
   """The same terms and gradients whatever the chunk; a chunk size that does not divide the vocabulary."""
   rng = np.random.default_rng(0)
