@@ -20,17 +20,17 @@ AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")
 Rules = Sequence[tuple[str, P]]
 
-# Of parameters, and of the optimizer's moments, whose paths end alike: kernels [inputs, outputs…], aligned to the last axes (stacked
-# layers have one more in front, which is never split).
+# Of parameters, and of the optimizer's moments, whose paths end alike: kernels [inputs, outputs…]; axes behind those that a rule names are
+# not split, nor is the one that stacked layers have in front.
 PARAMETERS: Rules = (
-    (r"attention/(q|kv)/kernel$", P("fsdp", "tensor", None, None)),
-    (r"attention/(q|kv)/bias$", P("tensor", None, None)),
+    (r"attention/(q|k|kv|qkv|z|gates)/kernel$", P("fsdp", "tensor")),
+    (r"attention/(q|k|kv)/bias$", P("tensor")),
     (r"(attention/o|mlp/down|fuse)/kernel$", P("tensor", "fsdp")),
     (r"gate_up/kernel$", P("fsdp", None, "tensor")),
     (r"gate_up/bias$", P(None, "tensor")),
-    (r"dynamic/kernel$", P("fsdp", None, None, None)),
+    (r"dynamic/kernel$", P("fsdp")),
     (r"(^|/)(embedding|head/kernel)$", P("tensor", "fsdp")),
-    (r"markov/(previous|bias)$|selector/(predecessor|successor)$", P(("tensor", "fsdp"), None)),
+    (r"markov/(previous|bias)$|selector/(predecessor|successor)$", P(("tensor", "fsdp"))),
     (r"", P()))
 
 # Of a drafter that lies whole on every device, but for the tables that it shares with its target.
@@ -44,7 +44,8 @@ STATE: Rules = (
     (r"(^|/)(q|logits)$", P(BATCH, None, "tensor")),
     (r"", P(BATCH)))
 
-WHOLE = re.compile(r"attention/(q|kv)/|(keys|values)(/\d+)?$")  # Heads that the tensor axis does not divide stay whole on every device.
+WHOLE = re.compile(r"attention/(q|k|kv|qkv|z|gates)/|(keys|values)(/\d+)?$")  # Heads that the tensor axis does not divide stay whole on every device.
+STACKED = re.compile(r"(^|/)layers/(?!\d)")
 TABLES = re.compile(r"(^|/)(head|confidence)/kernel$")  # Kernels that are stored output-major always.
 
 
@@ -75,10 +76,12 @@ def spec(path: str, shape: Sequence[int], mesh: Mesh, rules: Rules, transposed: 
   Raises ValueError that names the array and the axis where a size does not divide; heads stay whole then (WHOLE).
   """
   entries = list(_first_match(rules, path))
-  if transposed and path.endswith("kernel") and not TABLES.search(path):
-    entries = entries[1:] + entries[:1]
   if rules is not STATE:
-    entries = [None] * (len(shape) - len(entries)) + entries
+    front = 1 if STACKED.search(path) else 0
+    entries += [None] * (len(shape) - front - len(entries))
+    if transposed and path.endswith("kernel") and not TABLES.search(path):
+      entries = entries[1:] + entries[:1]
+    entries = [None] * front + entries
   for axis, (size, names) in enumerate(zip(shape, entries)):
     if size % ways(mesh, names):
       if not (names == "tensor" and WHOLE.search(path)):

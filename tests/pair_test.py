@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import specdec_jax
+from specdec_jax import sharding
 from specdec_jax.config import DrafterConfig, ModelConfig
 from specdec_jax.drafters import drafter_model
 from specdec_jax.hub import folder, layout
@@ -100,6 +101,23 @@ def test_the_published_target():
   size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
   assert size(cache.states) == 48 * (48 * 128 * 128 * 4 + 3 * 10240 * 2)
   assert size(cache.fed) == 48 * 8 * (10240 * 4 + (16 * 128 + 48 * 128 + 48) * 4)  # Against 8 states a layer, 1.2 GB.
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_published_pair_on_a_mesh(transposed):
+  """Gated queries and the projections of delta nets are split as plain ones are; next to nothing lies whole on every device."""
+  mesh = jax.sharding.AbstractMesh((1, 2, 4), sharding.AXES)
+  for entries in (layout.decoder_entries(ModelConfig.from_published(TARGET)), layout.drafter_entries(DrafterConfig.from_published(DRAFTER))):
+    whole = split = 0
+    for e in entries:
+      shape = e.parameter_shape(transposed)
+      spec = sharding.spec("/".join(e.path), shape, mesh, sharding.PARAMETERS, transposed)
+      whole += math.prod(shape)
+      split += math.prod(shape) / math.prod(sharding.ways(mesh, names) for names in spec)
+      if e.path == ("layers", "3", "attention", "q", "kernel"):
+        assert (shape, tuple(spec)) == (
+            ((4, 6, 2, 256, 5120), ("tensor", None, None, None, "fsdp")) if transposed else ((5120, 4, 6, 2, 256), ("fsdp", "tensor", None, None, None)))
+    assert split < 0.14 * whole
 
 
 @pytest.mark.slow
