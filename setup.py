@@ -27,6 +27,7 @@ setuptools.setup(
     extras_require={
         "dev": ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6", "chex>=0.1.89", "ruff>=0.9"],
         "gguf": ["gguf>=0.17"],
+        "transformers": ["torch>=2.5", "transformers>=5"],
         "hub": ["huggingface_hub>=0.30"],
         "notebooks": ["nbclient>=0.10", "ipykernel>=6"],
         "tpu": ["jax[tpu]>=0.10"],

@@ -21,7 +21,18 @@ from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from experiments import bench_drafters, bench_engine, bench_kernels, calibrate, check_lossless, comparison, plots, recall, serve_load
+from experiments import (
+  bench_drafters,
+  bench_engine,
+  bench_kernels,
+  bench_transformers,
+  calibrate,
+  check_lossless,
+  comparison,
+  plots,
+  recall,
+  serve_load,
+)
 from experiments.commands import ROOT, command_of
 from specdec_jax import report
 from specdec_jax.report import Record, grid
@@ -193,6 +204,7 @@ TABLES = {
     "depth": Table("tiny_depth", cells(comparison.accepted_lengths, ("dflash_5",))),
     "length": Table("tiny_length", cells(comparison.accepted_lengths, ("markov_8",))),
     "ablation": Table("tiny_ablation", cells(comparison.accepted_lengths, ("backbone",))),
+    "smollm2_transformers": Table("smollm2_transformers", rows(bench_transformers.COLUMNS)),
     "qwen3_4b_sps": Table("qwen3_4b_sps", rows(SPS)),
     "wide_sps": Table("wide_sps", rows(SPS)),
     "qwen3_4b_overhead": Table("qwen3_4b_overhead", rows(bench_drafters.COLUMNS)),

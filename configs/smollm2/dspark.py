@@ -3,7 +3,7 @@
   make smollm2 && .venv/bin/python -m experiments.train_drafter --config=configs/smollm2/dspark.py --workdir=runs/smollm2_dspark \
     --config.responses=runs/smollm2_responses.jsonl --config.feature_cache=runs/smollm2_features
 
-2 CPU cores, hours: HOURS. Every drafter of this folder shares the responses and, where its taps are the same, the features.
+2 CPU cores, hours. Every drafter of this folder shares the responses and, where its taps are the same, the features.
 Accepted lengths: docs/results.md.
 """
 
