@@ -201,6 +201,7 @@ TABLES = {
     "lossless_fault": Table("tiny_lossless_fault", rows(check_lossless.COLUMNS)),
     "advise_h200": Table("h200_advise", advice()),
     "recall": Table("tiny_recall", rows(recall.COLUMNS)),
+    "tiny_soak": Table("tiny_soak", rows(SOAK), where=soak),
     "depth": Table("tiny_depth", cells(comparison.accepted_lengths, ("dflash_5",))),
     "length": Table("tiny_length", cells(comparison.accepted_lengths, ("markov_8",))),
     "ablation": Table("tiny_ablation", cells(comparison.accepted_lengths, ("backbone",))),
@@ -234,7 +235,6 @@ for name in ("tiny", "smollm2"):
       f"{name}_advise": Table(f"{name}_advise", advice()),
       f"{name}_verify_times": Table(f"{name}_speed", verify_times),
       f"{name}_protocol": Table(f"{name}_protocol", protocol(), where=lambda record: not soak(record) and record["speculation"]["on"]),
-      f"{name}_soak": Table(f"{name}_protocol", rows(SOAK), where=soak),
   }
 
 
