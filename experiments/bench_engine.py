@@ -34,25 +34,23 @@ def load_drafter(config, target) -> Drafter:
   return Drafter("random", model.config, model, params, "random")
 
 
-def under_way(engine: Engine, slots: int, context: int, rounds: int, repeats: int) -> float:
-  """Median milliseconds of a round with all slots busy and the host a round ahead, at about `context` tokens."""
-  found = []
-  for _ in range(repeats):
-    prompt = np.random.default_rng(0).integers(5, engine.target.vocab - 5, context).tolist()
-    numbers = [engine.submit(prompt, engine.max_length - context, ignore_eos=True) for _ in range(slots)]
-    while len(engine._live()) < slots or engine._filling or engine._queue:
-      engine.step()
-    began = time.perf_counter()
-    for _ in range(rounds):
-      engine.step()
-    jax.block_until_ready(engine._state)
-    found.append(1e3 * (time.perf_counter() - began) / rounds)
-    for n in numbers:
-      engine.cancel(n)
-    engine.run()
-    for n in numbers:
-      engine.result(n)
-  return statistics.median(found)
+def under_way(engine: Engine, slots: int, context: int, rounds: int) -> float:
+  """Seconds of a round with all slots busy and the host a round ahead, at about `context` tokens."""
+  prompt = np.random.default_rng(0).integers(5, engine.target.vocab - 5, context).tolist()
+  numbers = [engine.submit(prompt, engine.max_length - context, ignore_eos=True) for _ in range(slots)]
+  while len(engine._live()) < slots or engine._filling or engine._queue:
+    engine.step()
+  began = time.perf_counter()
+  for _ in range(rounds):
+    engine.step()
+  jax.block_until_ready(engine._state)
+  seconds = (time.perf_counter() - began) / rounds
+  for n in numbers:
+    engine.cancel(n)
+  engine.run()
+  for n in numbers:
+    engine.result(n)
+  return seconds
 
 
 def main(argv):
@@ -66,11 +64,14 @@ def main(argv):
         target, drafter, slots=slots, max_length=config.max_length, schedule="fixed", slot_buckets=(slots,), buckets={slots: ()}, needs=(config.need,),
         reaches=(config.max_length,), adaptive=False)
     engine.warm_up()
-    alone = {k: 1e3 * s for k, s in engine.parts(slots, config.context, config.repeats, config.need).items()}
-    whole = under_way(engine, slots, config.context, config.rounds, config.repeats_under_way)
+    turns = [  # In turn, so that drift hits both alike.
+        engine.parts(slots, config.context, config.repeats, config.need) | {"round": under_way(engine, slots, config.context, config.rounds)}
+        for _ in range(config.turns)]
+    alone = {k: 1e3 * statistics.median(t[k] for t in turns) for k in turns[0]}
+    whole = alone.pop("round")
     records.append(common.record(
         "bench_engine", target, {"name": drafter.name, "hash": drafter.hash}, dataset="synthetic", concurrency=slots, schedule="fixed", rule="token",
-        speculation={"on": True, "why": None}, notes=f"medians, load {os.getloadavg()[0]:.1f}", metrics={
+        speculation={"on": True, "why": None}, notes=f"medians of {config.turns} turns, load {os.getloadavg()[0]:.1f}", metrics={
             "drafts": engine.method.draft_length, **alone, "round": whole, "ratio": whole / sum(alone.values())}))
     report.append(workdir / "results.jsonl", records[-1])
   screen = rich_console.Console()

@@ -16,8 +16,8 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.max_length = 384
   c.need = "greedy"
   c.rounds = 25  # of full slots, timed
-  c.repeats = 25
-  c.repeats_under_way = 5
+  c.repeats = 7  # of the parts alone, in every turn
+  c.turns = 7
   if variant == "smoke":
-    c.slots, c.rounds, c.repeats, c.repeats_under_way = (2,), 3, 2, 1
+    c.slots, c.rounds, c.repeats, c.turns = (2,), 3, 2, 1
   return c
