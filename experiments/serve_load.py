@@ -2,13 +2,15 @@
 
   python -m experiments.serve_load --config=configs/tiny/serve.py --workdir=runs/tiny_serve
 
-Closed loop: so many requests at once, each replaced as it ends. Open loop: requests come by themselves, evenly at random (Poisson) or in
-bursts, whether or not the engine keeps up. Every engine serves the same requests; repeats take turns.
+Closed loop: so many requests at once, each replaced as it ends, in an engine of as many slots. Open loop: requests come by themselves,
+evenly at random (Poisson) or in bursts, whether or not the engine keeps up. Every engine serves the same requests; repeats take turns.
 """
 
 import os
 import random
+from collections.abc import Sequence
 
+import jax
 from absl import app
 from rich import console as rich_console
 from rich import progress
@@ -28,14 +30,14 @@ COLUMNS = (
     ("verify length", "metrics.verify_length", ".2f"), ("batch use", "metrics.batch_use", ".2f"), ("equal", "lossless.identical", ""))
 
 
-def make_engines(config, target) -> dict[str, Engine]:
-  """A warm engine for each method, with cost tables where its schedule weighs them."""
+def make_engines(config, target, slots: Sequence[int]) -> dict[str, Engine]:
+  """A warm engine of these numbers of slots for each method, with cost tables where its schedule weighs them."""
   engines = {}
   for name, m in config.methods.items():
     drafter = specdec_jax.load_drafter(m.drafter, target) if m.drafter else None
     engine = Engine(
-        target, drafter, slots=max(config.concurrencies), max_length=config.max_length, schedule=m.schedule, draft_length=m.get("draft_length"),
-        slot_buckets=config.concurrencies, buckets=buckets(config.concurrencies, config.rows_per_slot if m.schedule != "fixed" else ()),
+        target, drafter, slots=max(slots), max_length=config.max_length, schedule=m.schedule, draft_length=m.get("draft_length"),
+        slot_buckets=slots, buckets=buckets(slots, config.rows_per_slot if m.schedule != "fixed" else ()),
         needs=config.needs, reaches=config.reaches, adaptive=m.schedule != "fixed")
     engine.warm_up()
     if m.schedule == "asynchronous":
@@ -78,12 +80,18 @@ def main(argv):
   records = []
   with progress.Progress(*progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[note]}"), console=screen) as bar:
     loads = [("closed", c) for c in config.concurrencies] + [(kind, rate) for kind in config.open_loops for rate in config.rates]
-    task = bar.add_task(target.name, total=len(loads) * config.repeats * len(config.methods), note="warm-up")
-    engines = make_engines(config, target)
-    for name, engine in engines.items():
-      pinned = {k: v for k, v in engine.manifest().items() if k != "costs"}  # Which are measured anew.
-      facts.claim(workdir / f"manifest_{name.replace(' ', '_')}.json", pinned | {"buckets": engine.buckets}, (workdir / "results.jsonl").exists())
+    task = bar.add_task(target.name, total=len(loads) * config.repeats * len(config.methods), note="")
+    started, engines = (workdir / "results.jsonl").exists(), {}
     for load, level in loads:
+      slots = (level,) if load == "closed" else config.open_slots
+      if not engines or set(slots) != set(next(iter(engines.values())).slot_buckets):
+        bar.update(task, note=f"warm-up of {max(slots)} slots")
+        engines.clear()
+        jax.clear_caches()  # Six engines' programs of every size take more memory maps than a process may have.
+        engines |= make_engines(config, target, slots)
+        for name, engine in engines.items():
+          pinned = {k: v for k, v in engine.manifest().items() if k != "costs"}  # Which are measured anew.
+          facts.claim(workdir / f"manifest_{name.replace(' ', '_')}_{max(slots)}.json", pinned | {"buckets": engine.buckets}, started)
       runs = {name: [] for name in engines}
       for repeat in range(config.repeats):
         for name, engine in engines.items():
