@@ -281,6 +281,7 @@ def test_cut_rounds():
   assert decode.cut_rounds(rounds, 0) == []
 
 
+@pytest.mark.slow
 def test_two_samples_tell_apart():
   """The test of samples sees another temperature and does not see another seed."""
   target = toys.target()

@@ -352,7 +352,7 @@ def test_reduced_vocabulary_is_measured_on_the_whole():
   assert np.isfinite(float(total)) and float(found["accept_rate@0"]) < 1e-5 and float(found["accuracy@0"]) == 0.0
 
 
-@pytest.mark.parametrize("name", ["eagle3", "eagle3 reduced, windowed"])
+@pytest.mark.parametrize("name", ["eagle3", pytest.param("eagle3 reduced, windowed", marks=pytest.mark.slow)])
 def test_anchors_of_serial_drafters_are_columns_of_the_whole(name):
   """Training-time test from some columns gives what it gives from all of them, and their loss is the mean over those."""
   target, drafter = toys.target(), make(name)

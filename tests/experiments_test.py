@@ -52,6 +52,7 @@ def test_missing_weights_are_explained(tmp_path):
   assert done.returncode != 0 and "neither a path nor a shipped model" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_bench_decode(tmp_path):
   start("bench_decode", "--config=configs/tiny/speed.py:smoke", f"--workdir={tmp_path}")
   found = report.read(tmp_path / "results.jsonl")[0]["metrics"]

@@ -15,7 +15,8 @@ def tiny():
   return target, target.tokenizer.chat([{"role": "user", "content": "Ben has 12 coins at home. How many coins does Ben have?"}])
 
 
-@pytest.mark.parametrize("name", [pytest.param("tiny/dspark", marks=pytest.mark.slow), "tiny/hybrid"])
+@pytest.mark.parametrize("name", ["tiny/dspark", "tiny/hybrid"])
+@pytest.mark.slow
 def test_a_block_is_what_generate_does(tiny, name):
   """Same anchor, drafts, accepted count and next token as the first round of `generate`; q and p are probabilities of these."""
   target, prompt = tiny

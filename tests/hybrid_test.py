@@ -200,6 +200,7 @@ def test_greedy_equality_block_drafter(form):
   assert [c.tokens for c in specdec_jax.generate(t, drafter, PROMPTS, NEW, ignore_eos=True)] == plain(form)
 
 
+@pytest.mark.slow
 def test_states_after_rounds_equal_a_fresh_prefill():
   """C47 in the loop: after rounds of mixed accepted counts, rows that stand still included."""
   t = target("hybrid")

@@ -9,7 +9,8 @@ import pytest
 from specdec_jax.kernels import OPS, default_implementation
 from specdec_jax.kernels.base import TOLERANCE, choose
 
-IMPLEMENTATIONS = ("tpu_interpret", "gpu_interpret") if default_implementation() == "reference" else (default_implementation(),)
+IMPLEMENTATIONS = (default_implementation(),) if default_implementation() != "reference" else (
+    "tpu_interpret", pytest.param("gpu_interpret", marks=pytest.mark.slow))
 PAIRS = [pytest.param(op, case, id=f"{op.name}-{case}") for op in OPS.values() for case in op.cases if not case.large]
 
 

@@ -19,7 +19,8 @@ def arguments(batch=3, temperature=None, **changes):
   return {**make(jax.random.key(3), batch, 4, 5, 8, 23, "float32", temperature), **changes}
 
 
-@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.slow
 def test_a_drafter_drafts_the_same_with_the_kernel(temperature):
   """The same text, of the same rounds, whatever walks."""
   target = toys.target()

@@ -22,6 +22,7 @@ def by(target, drafter, kernels: str):
   return swapped, dataclasses.replace(drafter, model=dataclasses.replace(drafter.model, kernels=kernels))
 
 
+@pytest.mark.slow
 def test_decoding_with_the_kernels_gives_the_same_tokens():
   target = toys.target(stacked=True, windows=(5, None, 7))
   drafter = toys.block_drafter(toys.target(), head="none", confidence=False, rank=0)
