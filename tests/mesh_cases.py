@@ -223,7 +223,7 @@ def loading():
 
 def loading_a_gigabyte():
   """Bytes of a random checkpoint, of its largest tensor, and how much memory beyond the shards loading it took at most."""
-  c = toys.model_config(vocab=32_768, width=1024, layers=16, heads=16, kv_heads=8, head_dim=64, mlp=4096)
+  c = toys.model_config(vocab=32_768, width=1024, layers=16, heads=16, kv_heads=8, head_dim=64, mlp=4096, rotary=toys.Rotary(1e4, 64))
   with tempfile.TemporaryDirectory() as folder:
     rng = np.random.default_rng(0)
     shapes = {name: e.shape for e in layout.decoder_entries(c) for name in e.names}
@@ -232,9 +232,11 @@ def loading_a_gigabyte():
     mesh, seen, done = sharding.make_mesh(1, 1, 8), [memory()], threading.Event()
     watch = threading.Thread(target=lambda: [seen.append(memory()) for _ in iter(lambda: done.wait(0.002), True)])
     watch.start()
-    target = specdec_jax.load_target(folder, mesh=mesh, stacked=True)
-    done.set()
-    watch.join()
+    try:
+      target = specdec_jax.load_target(folder, mesh=mesh, stacked=True)
+    finally:  # Or the process would wait for the thread for ever.
+      done.set()
+      watch.join()
     held = sum(x.nbytes for x in jax.tree.leaves(target.params))
     return {"checkpoint": held, "largest": max(4 * int(np.prod(s)) for s in shapes.values()), "beyond": max(seen) - seen[0] - held}
 

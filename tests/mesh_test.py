@@ -21,7 +21,8 @@ SLOW = ("decode_on_one_mesh", "decode_on_every_mesh", "engine_on_a_mesh", "train
 
 def run(*names):
   done = subprocess.run(
-      [sys.executable, "-m", "tests.mesh_cases", *names], env=os.environ | {"JAX_PLATFORMS": "cpu"}, cwd=ROOT, capture_output=True, text=True)
+      [sys.executable, "-m", "tests.mesh_cases", *names], env=os.environ | {"JAX_PLATFORMS": "cpu"}, cwd=ROOT, capture_output=True, text=True,
+      timeout=900)
   assert done.returncode == 0, done.stderr[-2000:]
   return json.loads(done.stdout.splitlines()[-1])
 
