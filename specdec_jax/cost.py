@@ -17,6 +17,8 @@ import numpy as np
 from specdec_jax.typing import Float
 
 FORMAT = 1
+OBSERVED = 0.2  # Weight of a new round in what rounds of its bucket take.
+OUTLIER = 3.0  # Times the estimate that one round can say at most.
 
 
 class CostTableMissing(ValueError):
@@ -66,6 +68,44 @@ class CostTable:
   def save(self, path: str | pathlib.Path) -> None:
     """Writes the table as JSON."""
     pathlib.Path(path).write_text(json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=2) + "\n")
+
+
+class ServedCosts:
+  """What rounds cost while they are served: a table's seconds by bucket, corrected by those that rounds took.
+
+  A table is measured with nothing else going on. sps [n]: rounds per second for 1, 2, … tokens of the largest bucket.
+  """
+
+  def __init__(self, table: CostTable, grid: Sequence[int]):
+    """grid: the buckets that are served, rising; the first is that of rounds without drafts."""
+    self._grid, self._table = list(grid), 1 / table.sps(grid[-1])[np.array(grid) - 1]
+    self._served = np.full(len(grid), np.nan)
+    self._bucket = np.searchsorted(grid, np.arange(1, grid[-1] + 1))
+    self._fit()
+
+  @property
+  def served(self) -> dict[int, float]:
+    """Seconds by bucket, of those that rounds were seen of."""
+    return {n: float(s) for n, s in zip(self._grid, self._served) if np.isfinite(s)}
+
+  def observe(self, bucket: int, seconds: float) -> None:
+    """Takes in a round; a single one that was held up counts little."""
+    i = self._grid.index(bucket)
+    seconds = min(max(seconds, self._seconds[i] / OUTLIER), self._seconds[i] * OUTLIER)
+    self._served[i] = seconds if np.isnan(self._served[i]) else OBSERVED * seconds + (1 - OBSERVED) * self._served[i]
+    self._fit()
+
+  def _fit(self) -> None:
+    """Buckets that were not seen differ from the table as the nearest one does that was, with drafts as with drafts. Without drafts
+    they are not dearer for that: they are tried where they seem to pay, and seen then."""
+    ratio, seen = self._served / self._table, np.flatnonzero(np.isfinite(self._served))
+    self._seconds = self._table.copy()
+    for i in range(len(self._grid)):
+      like = seen[seen > 0] if i and (seen > 0).any() else seen
+      if len(like):
+        nearest = ratio[like[np.argmin(abs(like - i))]]
+        self._seconds[i] *= nearest if i or 0 in seen else min(nearest, 1.0)
+    self.sps = 1 / self._seconds[self._bucket]
 
 
 def load(path: str | pathlib.Path, expected: Mapping[str, Any] | None = None) -> CostTable:

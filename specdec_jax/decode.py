@@ -31,12 +31,22 @@ STOP_TEXT_ROUNDS = 8  # Rounds between two looks for stop texts.
 
 
 @flax.struct.dataclass
+class Pending:
+  """The last `count` [B] committed rows, of at most P, that a drafter's context has not taken in: taps [B,P,M,D], tokens [B,P]."""
+
+  taps: Float["B P M D"]
+  tokens: Int["B P"]
+  count: Int["B"]
+
+
+@flax.struct.dataclass
 class DecodeState:
   """Everything that a round reads of the rounds before it; donated.
 
   cache.lengths [B]: rows fed so far, which is the anchor's position; anchor [B]: the last emitted token, not yet fed;
   emitted [B]: tokens so far; finish [B]: RUNNING, STOP, LENGTH or a fault: target or drafter gave numbers that are no distribution.
-  counts [B,V]: of the emitted tokens, for penalties, or None.
+  counts [B,V]: of the emitted tokens, for penalties, or None. pending: rows of rounds without drafts that `catch_up` gives to the
+  drafter later, or None where every round does.
   """
 
   cache: Cache
@@ -45,6 +55,7 @@ class DecodeState:
   emitted: Int["B"]
   finish: Int["B"]
   counts: Int["B V"] | None = None
+  pending: Pending | None = None
 
 
 @flax.struct.dataclass
@@ -254,7 +265,9 @@ def commit(
   finish = jnp.where(finish == RUNNING, fault, finish)
   count = jnp.where(running, count, 0)
   fed_rows = jnp.where(running, verdict.accepted + 1, 0)  # Rows whose tokens stand: the anchor and the accepted drafts.
-  if method.drafter:
+  if method.drafter and state.pending is not None and not drafts.shape[1]:
+    state = state.replace(pending=_put_off(state.pending, verified.taps, state.anchor, fed_rows))
+  elif method.drafter:
     extended = method.drafter.extend(drafter_params, state.drafter, verified.taps, _fed(state, made), position[:, None] + slots, fed_rows)
     state = state.replace(drafter=extended)
   output = RoundOutput(
@@ -263,6 +276,22 @@ def commit(
   state = _emit(state, output, sampling).replace(
       cache=verified.cache.commit(fed_rows), anchor=jnp.where(running, jnp.maximum(verdict.next_token, 0), state.anchor))
   return sharding.constrain_state(state), sharding.constrain_whole(output)
+
+
+def _put_off(pending: Pending, taps: Float["B 1 M D"], tokens: Int["B"], fed_rows: Int["B"]) -> Pending:
+  """With the one row of a round without drafts, where it stands."""
+  slot, at = jnp.arange(len(tokens)), jnp.where(fed_rows > 0, pending.count, pending.tokens.shape[1])
+  return Pending(
+      pending.taps.at[slot, at].set(taps[:, 0].astype(pending.taps.dtype), mode="drop"), pending.tokens.at[slot, at].set(tokens, mode="drop"),
+      pending.count + fed_rows)
+
+
+def catch_up(method: Method, drafter_params, state: DecodeState) -> DecodeState:
+  """The drafter's context with the rows that were put off; before it is drafted from, and before P of them wait."""
+  pending = state.pending
+  positions = (state.cache.lengths - pending.count)[:, None] + jnp.arange(pending.tokens.shape[1])
+  extended = method.drafter.extend(drafter_params, state.drafter, pending.taps, pending.tokens, positions, pending.count)
+  return sharding.constrain_state(state.replace(drafter=extended, pending=pending.replace(count=jnp.zeros_like(pending.count))))
 
 
 def append(transcript: Transcript, output: RoundOutput, proposal: Proposal | None) -> Transcript:
@@ -570,12 +599,17 @@ def round_up(n: int, step: int) -> int:
   return -(-n // step) * step
 
 
-def init_state(method: Method, batch: int, length: int, dtype: str = "float32") -> DecodeState:
-  """An empty state of `batch` slots, each with room for `length` tokens; dtype: of the target's cache."""
+def init_state(method: Method, batch: int, length: int, dtype: str = "float32", pending: int = 0) -> DecodeState:
+  """An empty state of `batch` slots, each with room for `length` tokens; dtype: of the target's cache; pending: P, rows that the
+  drafter may be behind."""
   zeros = jnp.zeros((batch,), jnp.int32)
+  behind = None
+  if method.drafter and pending:
+    taps = jnp.zeros((batch, pending, len(method.taps), method.decoder.config.width), dtype)
+    behind = Pending(taps, jnp.zeros((batch, pending), jnp.int32), zeros + 0)
   return DecodeState(
       cache=method.decoder.init_cache(batch, length, dtype), drafter=method.drafter.init_state(batch, length) if method.drafter else None,
-      anchor=zeros, emitted=zeros + 0, finish=zeros + 0)
+      anchor=zeros, emitted=zeros + 0, finish=zeros + 0, pending=behind)
 
 
 def room(prompt_length: int, cap: int, draft_length: int) -> int:

@@ -23,20 +23,21 @@ import numpy as np
 
 from specdec_jax import calibrate, cost, decode, metrics, report, sharding
 from specdec_jax import schedule as schedules
-from specdec_jax.cost import CostTable, CostTableMissing
+from specdec_jax.cost import CostTable, CostTableMissing, ServedCosts
 from specdec_jax.decode import DRAFTER_FAULT, RUNNING, STOP, Completion, DecodeState, Draft, Method, RoundOutput
 from specdec_jax.drafters.base import Drafter
 from specdec_jax.hub import load_drafter
 from specdec_jax.models.cache import Cache
 from specdec_jax.models.target import Target
 from specdec_jax.sampling import host_sampling
-from specdec_jax.slots import DEFAULTS, NEEDS, PROGRAMS, STOP_IDS, Settings, stack
+from specdec_jax.slots import DEFAULTS, DEFERRED, NEEDS, PROGRAMS, STOP_IDS, Settings, stack
 from specdec_jax.typing import Float, Int
 
 SMOOTHING = 0.7  # Weight of the past in running means of confidences and acceptance.
 PROBE_EVERY = 64  # Rounds without any draft after which one is made, to see whether it would pay again.
 JUDGED_AFTER = 8  # Rounds with drafts before a request's drafts are judged.
 PAUSE, LONGEST_PAUSE = 16, 256  # Rounds that a request goes without drafts that do not pay; doubled every time.
+ROUNDS_IN_A_ROW = 4  # That a cost table is measured on: served rounds do not wait for each other.
 SHRINK_AFTER = 16  # Rounds that fewer slots must have been enough for.
 MOST_FAILURES = 5  # Of the device, in a row.
 FAILED_DRAFTS = 3  # Failures in a row, all while drafting, that are called the drafter's.
@@ -102,12 +103,14 @@ class _Filling:
 
 @dataclasses.dataclass(frozen=True)
 class _Flight:
-  """A launched round, or first token (bucket None), that was not read yet: who held its slots, at which epoch."""
+  """A launched round, or first token (bucket None), that was not read yet: who held its slots, at which epoch; follows: whether it is
+  a round and nothing but its programs was launched behind the round before it."""
 
   requests: tuple[tuple[_Request, int] | None, ...]
   bucket: int | None
   output: RoundOutput
   confidence: jax.Array | None
+  follows: bool
 
 
 def memory_plan(target: Target, drafter: Drafter | None, method: Method, slots: int, length: int) -> dict[str, int]:
@@ -117,7 +120,7 @@ def memory_plan(target: Target, drafter: Drafter | None, method: Method, slots: 
   shared = {id(x) for x in jax.tree.leaves(target.params)}
   weights = size(target.params)
   drafter_bytes = 0 if drafter is None else size([x for x in jax.tree.leaves(drafter.params) if id(x) not in shared])
-  slot = size(jax.eval_shape(lambda: decode.init_state(method, 1, length, target.dtype))) + 4 * target.vocab  # With its counts.
+  slot = size(jax.eval_shape(lambda: decode.init_state(method, 1, length, target.dtype, DEFERRED))) + 4 * target.vocab  # With its counts.
   rewind = size(jax.eval_shape(functools.partial(_verified_cache, method, target.dtype, length), target.params).fed)
   return {"target_bytes": weights, "drafter_bytes": drafter_bytes, "slot_bytes": slot, "rewind_bytes": rewind, "cache_bytes": slots * slot,
           "peak_bytes": weights + drafter_bytes + (2 * slots + 1) * slot + slots * rewind}
@@ -160,8 +163,8 @@ class Engine:
   schedule: "fixed" (draft_length drafts), "asynchronous" (by cost tables `sps`: one for each slot bucket, or one for all; `profile`
   measures them), or a function of the confidences, for whose lengths the host has to wait. buckets: rows of a verify call, by
   slot bucket; reaches: cache rows that a round reads (128, 256, …); needs: what code is compiled for (NEEDS), requests that need more are refused. queue: requests that may wait. chunk:
-  prompt tokens read between two rounds. memory: bytes that caches may take; fewer slots where more do not fit. adaptive: pause
-  drafting for a request that it does not pay for. overlap: launch a round before the one before is read. drafter may be a name;
+  prompt tokens read between two rounds. memory: bytes that caches may take; fewer slots where more do not fit. adaptive: correct
+  the cost tables by the rounds that are served, and pause drafting for a request that it does not pay for. overlap: launch a round before the one before is read. drafter may be a name;
   fallback: go on without a drafter that cannot be loaded, raises while it drafts or gives no numbers, and say so in every result.
   inject: called with the name of every program before it is launched; may raise (for tests of faults).
 
@@ -224,7 +227,7 @@ class Engine:
     self.buckets = {s: self._grid(s, (buckets or {}).get(s)) for s in self.slot_buckets}
     self.reaches = tuple(sorted({n for n in ([128 * 2**i for i in range(20)] if reaches is None else reaches) if n < self.length} | {self.length}))
     self.costs: dict[int, CostTable] = {}
-    self._sps: dict[int, np.ndarray] = {}
+    self._served: dict[int, ServedCosts] = {}
     if sps is not None:
       self.use_costs(sps)
     self._inject = inject or (lambda program: None)
@@ -232,7 +235,8 @@ class Engine:
     self.compiled = 0
     self._none = {s: decode.no_draft(s) for s in self.slot_buckets}
     self._speculate, self._warm = drafter is not None, None
-    self._survival, self._undrafted = None, 0
+    self._survival, self._undrafted, self._behind = None, 0, 0
+    self._follows, self._collected = False, 0.0
     self._queue: collections.deque[_Request] = collections.deque()
     self._requests: dict[int, _Request] = {}
     self._ids = itertools.count()
@@ -291,9 +295,7 @@ class Engine:
     if missing:
       raise ValueError(f"no cost table for {missing} slots; there are some for {sorted(tables)}")
     self.costs = {s: tables[s] for s in self.slot_buckets}
-    for size, table in self.costs.items():
-      every = table.sps(self.buckets[size][-1])
-      self._sps[size] = np.array([every[self._bucket(size, n) - 1] for n in range(1, len(every) + 1)])
+    self._served = {size: ServedCosts(table, self.buckets[size]) for size, table in self.costs.items()}
 
   # Requests.
 
@@ -472,11 +474,15 @@ class Engine:
     (budget, bucket), reach = self._pick(held, most), self._reach()
     drafting = bucket != size
     made = self._none[size]
+    if self._behind and self.method.drafter and (drafting or self._behind == DEFERRED):
+      self._state = self._launch("catch_up", self.method, self._weights, self._state)
+      self._behind = 0
     if drafting:
       made = self._draft(self._launch, need, reach, self._settings[need], alive, most, budget)
       if bucket is None:
         bucket = self._draft_bucket(size, int(alive.sum() + np.asarray(made.lengths).sum()))
     self._undrafted = 0 if drafting else self._undrafted + 1
+    self._behind += not drafting
     output = self._judge(self._launch, need, reach, self._settings[need], alive, made, bucket)
     self._fly(held, bucket, output, made.proposal.confidence)
 
@@ -495,6 +501,7 @@ class Engine:
 
   def _launch(self, program: str, *args):
     self._launching = program
+    self._follows &= program in ("catch_up", "draft", "verify", "commit")
     self._inject(program)
     out = self._run(program, *args)
     self._launching = None
@@ -510,12 +517,16 @@ class Engine:
   def _fly(self, requests, bucket, output, confidence) -> None:
     for leaf in jax.tree.leaves((output, confidence)):
       leaf.copy_to_host_async()
-    self._flights.append(_Flight(tuple(r and (r, r.epoch) for r in requests), bucket, output, confidence))
+    self._flights.append(_Flight(tuple(r and (r, r.epoch) for r in requests), bucket, output, confidence, self._follows and bucket is not None))
+    self._follows = bucket is not None
 
   def _collect(self) -> None:
     """Takes in the oldest round in flight: tokens, ends, confidences."""
     flight = self._flights.popleft()
     output, logits = jax.device_get((flight.output, flight.confidence))
+    before, self._collected = self._collected, time.perf_counter()
+    if self.adaptive and flight.follows and len(flight.requests) in self._served:
+      self._served[len(flight.requests)].observe(flight.bucket, self._collected - before)
     survival = None
     if logits is not None:
       self._invalid += int(np.isnan(logits[output.ran]).sum())
@@ -618,6 +629,7 @@ class Engine:
     self._requeue([r for r in dict.fromkeys([*self._live(), *filling]) if r.served is None])
     self._flights.clear()
     self._filling, self._state, self._held = None, None, [None] * self.slot_buckets[0]
+    self._behind = 0
 
   def _survives(self, error: BaseException) -> bool:
     """Whether to go on after a failure: of the device, some times in a row; of the drafter, without it, where that was asked for."""
@@ -625,7 +637,7 @@ class Engine:
     device = isinstance(error, jax.errors.JaxRuntimeError)
     self._failed_drafts = self._failed_drafts + 1 if program == "draft" else 0
     if self.fallback and self.method.drafter is not None and isinstance(error, Exception) and (
-        self._failed_drafts >= FAILED_DRAFTS if device else program in ("read", "draft", "commit")):  # Those run its code.
+        self._failed_drafts >= FAILED_DRAFTS if device else program in ("read", "catch_up", "draft", "commit")):  # Those run its code.
       self.method = decode.make_method(self.target, None, None, "fixed", self.method.rule, self.method.logprobs)
       self._weights, self._speculate, self.why_off = None, False, f"the drafter failed: {why}"
       return True
@@ -663,7 +675,7 @@ class Engine:
     if any(k is None for k in known):
       wanted = int(most.sum())
     else:
-      wanted = best_budget(np.stack(known), running, self._sps[size], size)
+      wanted = best_budget(np.stack(known), running, self._served[size].sps, size)
       if not wanted and self._undrafted >= PROBE_EVERY:
         wanted = len(known)
     bucket = self._draft_bucket(size, running + wanted) if wanted else size
@@ -689,9 +701,9 @@ class Engine:
   def _price(self) -> float | None:
     """What verifying one draft more costs, in tokens that the target alone would have made meanwhile."""
     size = len(self._held)
-    if size not in self._sps or self.method.drafter is None:
+    if size not in self._served or self.method.drafter is None:
       return None
-    seconds, running = 1 / self._sps[size], max(len(self._live()), 1)
+    seconds, running = 1 / self._served[size].sps, max(len(self._live()), 1)
     drafts = running * self.method.draft_length
     alone, together = seconds[size - 1], seconds[max(running + drafts, size + 1) - 1]
     return float((together - alone) / drafts * running / alone)
@@ -718,6 +730,8 @@ class Engine:
         for need in self.needs:
           for bucket, reach in itertools.product(self.buckets[size] if self.method.drafter else (size,), self.reaches):
             self._dry_round(size, need, bucket, reach, self._nobody(size, need), self._run)
+        if self.method.drafter:
+          self._run("catch_up", self.method, self._weights, self._state)
     self.method, self._weights = whole
     self._state = self._empty(self.slot_buckets[0])
     self._held = [None] * self.slot_buckets[0]
@@ -738,7 +752,7 @@ class Engine:
     return self._judge(launch, need, reach, settings, alive, made, bucket)
 
   def profile(self, context: int, repeats: int = 10, need: str | None = None) -> dict[int, CostTable]:
-    """A cost table for each slot bucket: rounds with every slot taken, `context` tokens each, drafting included where there are
+    """A cost table for each slot bucket: rounds one behind another with every slot taken, `context` tokens each, drafting included where there are
     rows for drafts; need: what sampling code, the first of `needs` where None. Raises RuntimeError while requests are served, ValueError
     for a context that does not fit."""
     need, tables = need or self.needs[0], {}
@@ -761,13 +775,16 @@ class Engine:
     return {name: float(np.median([r[name] for r in runs])) for name in runs[0]}
 
   def _timed_round(self, size: int, bucket: int, context: int, need: str, whole: bool = False) -> Callable[[], dict[str, float]]:
-    """A function that runs a round for nobody and says how many seconds its parts took, or the `whole` of it."""
+    """A function that runs a round for nobody and says how many seconds its parts took, or the `whole` of one of some in a row."""
     self._check_idle("measuring")
     if not 1 <= context <= self.max_length:
       raise ValueError(f"context {context} must be from 1 to {self.max_length} tokens")
     if need not in self.needs:
       raise ValueError(f"need {need!r} is none of {', '.join(self.needs)}, which the engine was built for")
-    reach, settings = self._bucket_of(self.reaches, context + 1 + self.method.draft_length), self._nobody(size, need)
+    rounds = ROUNDS_IN_A_ROW if whole else 1
+    reach = self._bucket_of(self.reaches, min(context + rounds * (1 + self.method.draft_length), self.length))
+    settings = self._nobody(size, need)
+    settings = settings.replace(caps=jnp.full_like(settings.caps, 2**30))  # They go on to the end.
 
     def step() -> dict[str, float]:
       if self._state is None or len(self._state.anchor) != size:
@@ -782,9 +799,10 @@ class Engine:
         times[program], began = time.perf_counter() - began, time.perf_counter()
         return out
 
-      output = self._dry_round(size, need, bucket, reach, settings, self._run if whole else timed)
+      for _ in range(rounds):
+        output = self._dry_round(size, need, bucket, reach, settings, self._run if whole else timed)
       jax.block_until_ready((output, self._state))
-      return {"round": time.perf_counter() - began} if whole else times
+      return {"round": (time.perf_counter() - began) / rounds} if whole else times
 
     return step
 
@@ -804,7 +822,7 @@ class Engine:
 
   def stats(self) -> dict[str, Any]:
     """Of the requests that ended since `warm_up` or `forget` (4096 at most): acceptance figures (METRICS.md); distributions of verify tokens, buckets,
-    slots and queue length over rounds and steps; health: what looks wrong, in words."""
+    slots and queue length over rounds and steps; seconds of a round by slots and bucket as last seen; health: what looks wrong, in words."""
     drafted = [s for s in self._done if s.speculation["on"]]
     found = metrics.acceptance([s.rounds for s in drafted])
     rows = lambda name: dict(sorted(self._counts[name].items()))
@@ -828,5 +846,6 @@ class Engine:
         **found, "batch_use": total("verify_tokens") / total("bucket") if self._counts["bucket"] else None,
         "verify_tokens": rows("verify_tokens"), "buckets": rows("bucket"), "slots": rows("slots"), "queue": rows("queue"),
         "waiting": len(self._queue), "running": len(self._live()), "ended": len(self._done), "live_bytes": live,
+        "round_seconds": {str(size): {str(n): s for n, s in costs.served.items()} for size, costs in self._served.items()},
         "benefit": [metrics.acceptance([s.rounds])["accepted_length"] for s in drafted], "health": health,
         "speculation": {"on": self._speculate, "why": self.why_off}}

@@ -21,6 +21,7 @@ from specdec_jax.typing import Bool, Float, Int
 
 NEEDS = ("greedy", "plain", "filtered", "full")  # What a batch of settings asks of the compiled code; each covers those before it.
 STOP_IDS = 8  # Stop tokens a request may have.
+DEFERRED = 8  # Rounds without drafts whose rows are given to the drafter together.
 DEFAULTS = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition": 1.0, "frequency": 0.0, "presence": 0.0}
 
 
@@ -112,7 +113,8 @@ def _reorder(stacked: bool, state: DecodeState, order: Int["B"]) -> DecodeState:
 
 
 def _empty(method: Method, length: int, dtype: str, emitted: Int["B"], counts: Int["B V"], finish: Int["B"]) -> DecodeState:
-  return constrain_state(decode.init_state(method, emitted.shape[0], length, dtype).replace(emitted=emitted, counts=counts, finish=finish))
+  state = decode.init_state(method, emitted.shape[0], length, dtype, DEFERRED)
+  return constrain_state(state.replace(emitted=emitted, counts=counts, finish=finish))
 
 
 PROGRAMS = {
@@ -121,6 +123,7 @@ PROGRAMS = {
     "first": jax.jit(_first, static_argnums=(0, 1, 2), donate_argnums=4),
     "insert": jax.jit(_insert, static_argnums=0, donate_argnums=1),
     "reorder": jax.jit(_reorder, static_argnums=0),
+    "catch_up": jax.jit(decode.catch_up, static_argnums=0, donate_argnums=2),
     "draft": jax.jit(_draft, static_argnums=(0, 1, 2, 3)),
     "verify": jax.jit(_verify, static_argnums=(0, 1, 2), donate_argnums=4),
     "commit": jax.jit(_commit, static_argnums=(0, 1, 2), donate_argnums=(4, 5)),

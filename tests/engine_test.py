@@ -13,6 +13,7 @@ import specdec_jax
 from specdec_jax import cost, decode, schedule
 from specdec_jax import engine as engine_lib
 from specdec_jax.engine import Engine, QueueFull
+from specdec_jax.models.cache import Cache
 from specdec_jax.sampling import make_sampling
 from tests import toys
 
@@ -282,8 +283,9 @@ def test_drafter_without_numbers():
     assert "the drafter gave no distribution" in c.error if c.error else c.tokens == text
 
 
-def test_adaptive_speculation_pauses_what_does_not_pay():
+def test_adaptive_speculation_pauses_what_does_not_pay(monkeypatch):
   """Drafts that are never right, at a price: the request goes on without, and is probed again."""
+  monkeypatch.setattr(cost.ServedCosts, "observe", lambda *args: None)  # The price is the table's.
   wrong = toys.scripted(np.zeros((4, 80)), 4)
   table = cost.CostTable((1, 4, 20), (1.0, 1.0, 2.0), (0.0,) * 3, {})
   engine = make(wrong, schedule="fixed", adaptive=True, sps=table, max_length=140, slot_buckets=(4,))
@@ -292,6 +294,58 @@ def test_adaptive_speculation_pauses_what_does_not_pay():
   drafted = [d for d, _, _ in got.rounds]
   assert set(drafted[: engine_lib.JUDGED_AFTER]) == {4} and drafted.count(0) > 50 and 4 in drafted[24:]
   assert got.tokens == specdec_jax.generate(toys.target(), None, [PROMPTS[0]], 100, ignore_eos=True)[0].tokens
+
+
+def test_the_schedule_learns_what_rounds_cost():
+  """A table that calls drafts nearly free, and rounds with drafts that take fifty times those without: few are made, and a probe now and then."""
+  engine = make(adaptive=True, max_length=140, slot_buckets=(4,), buckets={4: (10,)}, overlap=False)
+  seen = cost.ServedCosts.observe
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(cost.ServedCosts, "observe", lambda self, bucket, seconds: seen(self, bucket, 1.0 if bucket == 4 else 50.0))
+    number = engine.submit(PROMPTS[0], 100, ignore_eos=True)
+    got = engine.result(number)
+  drafted = [d for d, _, _ in got.rounds]
+  assert any(drafted[:8]) and not any(drafted[8:60]) and got.tokens == specdec_jax.generate(toys.target(), None, [PROMPTS[0]], 100, ignore_eos=True)[0].tokens
+  assert set(engine.stats()["round_seconds"]["4"]) >= {"4"}
+
+
+@pytest.mark.parametrize("kind", ["block", pytest.param("eagle3", marks=pytest.mark.slow)])
+def test_context_put_off_is_the_same_context(kind):
+  """C39: eleven rounds without drafts, whose rows the drafter gets eight at once and before it drafts again: then it has what it would
+  have of the whole text, for requests that came before and in between."""
+  target = toys.target()
+  drafter = toys.block_drafter(target) if kind == "block" else toys.serial_drafter(target, "eagle3")
+  engine = make(drafter, schedule="fixed", slot_buckets=(4,), buckets={4: ()}, max_length=60, overlap=False)
+  numbers = {i: engine.submit(PROMPTS[i], 30, ignore_eos=True) for i in (0, 2)}
+  for _ in range(4):
+    engine.step()
+  engine.set_speculation(False)
+  for k in range(11):
+    if k == 5:
+      numbers[3] = engine.submit(PROMPTS[3], 30, ignore_eos=True)
+    engine.step()
+  engine.set_speculation(True)
+  engine.step()
+  context, slots = jax.device_get(engine._state.drafter), {r.id: b for b, r in enumerate(engine._held) if r}
+  for i, number in numbers.items():
+    b, request = slots[number], engine._requests[number]
+    text = PROMPTS[i] + request.tokens[:-1]
+    positions, count = jnp.arange(len(text))[None], jnp.array([len(text)])
+    _, taps, _ = target.decoder.apply({"params": target.params}, jnp.array([text]), taps=drafter.model.taps)
+    fresh = drafter.model.extend(drafter.params, drafter.model.init_state(1, 64), taps, jnp.array([text]), positions, count)
+    assert sum(d == 0 for d, _, _ in request.rounds) >= 5 and request.rounds[-1][0]
+    for cache, rows in zip(*(jax.tree.leaves(x, is_leaf=lambda c: isinstance(c, Cache)) for x in (context, fresh)), strict=True):
+      if not isinstance(cache, Cache):
+        np.testing.assert_allclose(cache[b], rows[0], atol=1e-5)
+        continue
+      n = int(cache.lengths[b])
+      assert n == rows.lengths[0] == len(text)
+      for x, y in zip((*cache.keys, *cache.values), (*rows.keys, *rows.values), strict=True):
+        x, y = (np.moveaxis(z, z.shape.index(c.capacity), 0)[1:n] for z, c in ((x[b], cache), (y[0], rows)))
+        np.testing.assert_allclose(x, y, atol=1e-5)
+  engine.run()
+  assert [engine.result(n).tokens for n in numbers.values()] == [
+      c.tokens for c in specdec_jax.generate(target, None, [PROMPTS[i] for i in numbers], 30, ignore_eos=True)]
 
 
 def test_reading_in_chunks_is_reading_at_once():
