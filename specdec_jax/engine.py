@@ -23,7 +23,7 @@ import numpy as np
 
 from specdec_jax import calibrate, cost, decode, metrics, report, sharding
 from specdec_jax import schedule as schedules
-from specdec_jax.cost import CostTable, CostTableMissing, ServedCosts
+from specdec_jax.cost import CostTable, CostTableMissing
 from specdec_jax.decode import DRAFTER_FAULT, RUNNING, STOP, Completion, DecodeState, Draft, Method, RoundOutput
 from specdec_jax.drafters.base import Drafter
 from specdec_jax.hub import load_drafter
@@ -31,12 +31,9 @@ from specdec_jax.models.cache import Cache
 from specdec_jax.models.target import Target
 from specdec_jax.sampling import host_sampling
 from specdec_jax.slots import DEFAULTS, DEFERRED, NEEDS, PROGRAMS, STOP_IDS, Settings, stack
-from specdec_jax.typing import Float, Int
+from specdec_jax.speculation import Speculation, Worth
+from specdec_jax.typing import Int
 
-SMOOTHING = 0.7  # Weight of the past in running means of confidences and acceptance.
-PROBE_EVERY = 64  # Rounds without any draft after which one is made, to see whether it would pay again.
-JUDGED_AFTER = 8  # Rounds with drafts before a request's drafts are judged.
-PAUSE, LONGEST_PAUSE = 16, 256  # Rounds that a request goes without drafts that do not pay; doubled every time.
 ROUNDS_IN_A_ROW = 4  # That a cost table is measured on: served rounds do not wait for each other.
 SHRINK_AFTER = 16  # Rounds that fewer slots must have been enough for.
 MOST_FAILURES = 5  # Of the device, in a row.
@@ -80,12 +77,8 @@ class _Request:
   logprobs: list[float] = dataclasses.field(default_factory=list)
   rounds: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
   deliveries: list[tuple[float, int]] = dataclasses.field(default_factory=list)
-  survival: np.ndarray | None = None  # Running mean over its rounds.
-  gain: float | None = None  # Running mean of accepted drafts a verified one.
+  worth: Worth = dataclasses.field(default_factory=Worth)
   offered: bool = False  # Whether it could be drafted for at all.
-  judged: int = 0
-  paused: int = 0
-  pause: int = PAUSE
   epoch: int = 0
   streamed: int = 0
   served: Served | None = None
@@ -130,16 +123,6 @@ def _verified_cache(method: Method, dtype: str, length: int, params) -> Cache:
   """A slot's cache between verify and commit."""
   tokens = jnp.zeros((1, 1 + method.draft_length), jnp.int32)
   return method.decoder.apply({"params": params}, tokens, method.decoder.init_cache(1, length, dtype))[2]
-
-
-def best_budget(survival: Float["B L"], running: int, sps: Float["n"], slots: int = 1) -> int:
-  """How many drafts `schedule.unconstrained` would verify, on the host: survival of the drafts of each request that may have some, of
-  `running` requests in all. A round with drafts takes more tokens than there are `slots`, real or not."""
-  best = -np.sort(-survival[survival > 0])
-  tokens = np.maximum(running + np.arange(len(best) + 1), slots + 1)
-  tokens[0] = max(running, slots)
-  theta = (running + np.concatenate([[0.0], np.cumsum(best)])) * sps[tokens - 1]
-  return int(np.argmax(theta))
 
 
 def _powers(slots: int) -> tuple[int, ...]:
@@ -212,7 +195,7 @@ class Engine:
     self.target, self.drafter, self.schedule = target, drafter, schedule if drafter else "fixed"
     self.needs = tuple(n for n in NEEDS if n in needs)
     self.max_length, self.length = max_length, decode.round_up(max_length + self.method.draft_length + 1, 128)
-    self.queue_limit, self.chunk, self.adaptive, self.overlap, self.fallback = queue, chunk, adaptive, overlap, fallback
+    self.queue_limit, self.chunk, self.overlap, self.fallback = queue, chunk, overlap, fallback
     if memory is not None:
       slot = memory_plan(target, drafter, self.method, 1, self.length)["slot_bytes"]
       if memory < slot:
@@ -227,7 +210,7 @@ class Engine:
     self.buckets = {s: self._grid(s, (buckets or {}).get(s)) for s in self.slot_buckets}
     self.reaches = tuple(sorted({n for n in ([128 * 2**i for i in range(20)] if reaches is None else reaches) if n < self.length} | {self.length}))
     self.costs: dict[int, CostTable] = {}
-    self._served: dict[int, ServedCosts] = {}
+    self._speculation = Speculation(self.method.draft_length, self.buckets, adaptive)
     if sps is not None:
       self.use_costs(sps)
     self._inject = inject or (lambda program: None)
@@ -235,7 +218,7 @@ class Engine:
     self.compiled = 0
     self._none = {s: decode.no_draft(s) for s in self.slot_buckets}
     self._speculate, self._warm = drafter is not None, None
-    self._survival, self._undrafted, self._behind = None, 0, 0
+    self._behind = 0  # Rounds whose rows the drafter's context lacks.
     self._follows, self._collected = False, 0.0
     self._queue: collections.deque[_Request] = collections.deque()
     self._requests: dict[int, _Request] = {}
@@ -295,7 +278,7 @@ class Engine:
     if missing:
       raise ValueError(f"no cost table for {missing} slots; there are some for {sorted(tables)}")
     self.costs = {s: tables[s] for s in self.slot_buckets}
-    self._served = {size: ServedCosts(table, self.buckets[size]) for size, table in self.costs.items()}
+    self._speculation.use_costs(self.costs)
 
   # Requests.
 
@@ -481,7 +464,7 @@ class Engine:
       made = self._draft(self._launch, need, reach, self._settings[need], alive, most, budget)
       if bucket is None:
         bucket = self._draft_bucket(size, int(alive.sum() + np.asarray(made.lengths).sum()))
-    self._undrafted = 0 if drafting else self._undrafted + 1
+    self._speculation.launched(drafting)
     self._behind += not drafting
     output = self._judge(self._launch, need, reach, self._settings[need], alive, made, bucket)
     self._fly(held, bucket, output, made.proposal.confidence)
@@ -525,8 +508,8 @@ class Engine:
     flight = self._flights.popleft()
     output, logits = jax.device_get((flight.output, flight.confidence))
     before, self._collected = self._collected, time.perf_counter()
-    if self.adaptive and flight.follows and len(flight.requests) in self._served:
-      self._served[len(flight.requests)].observe(flight.bucket, self._collected - before)
+    if flight.follows:
+      self._speculation.observe(len(flight.requests), flight.bucket, self._collected - before)
     survival = None
     if logits is not None:
       self._invalid += int(np.isnan(logits[output.ran]).sum())
@@ -541,7 +524,9 @@ class Engine:
         counts = int(output.drafted[slot]), int(output.accepted[slot]), int(output.count[slot])
         request.rounds.append(counts)
         verified += 1 + counts[0]
-        self._learn(request, counts, None if survival is None else survival[slot])
+        if request.speculation:
+          self._speculation.learn(
+              request.worth, *counts[:2], None if survival is None else survival[slot], len(self._live()), len(self._held))
       self._deliver(request, output, slot, flight.bucket is not None)
     if flight.bucket is not None:
       self._counts["verify_tokens"][verified] += 1
@@ -656,10 +641,7 @@ class Engine:
     if not self._speculate or not request.speculation:
       return 0
     request.offered = True
-    if request.paused:
-      request.paused -= 1
-      return 0
-    return self.method.draft_length
+    return self._speculation.most(request.worth)
 
   def _pick(self, held: Sequence[_Request | None], most: Int["B"]) -> tuple[int | None, int | None]:
     """(drafts that the schedule may admit, rows of the verify call). No budget where the lengths are fixed; no bucket where the
@@ -671,42 +653,9 @@ class Engine:
       return None, self._draft_bucket(size, running + int(most.sum()))
     if not self.asynchronous:
       return None, None
-    known = [self._survival if r.survival is None else r.survival for r, m in zip(held, most) if m]
-    if any(k is None for k in known):
-      wanted = int(most.sum())
-    else:
-      wanted = best_budget(np.stack(known), running, self._served[size].sps, size)
-      if not wanted and self._undrafted >= PROBE_EVERY:
-        wanted = len(known)
+    wanted = self._speculation.budget([r.worth for r, m in zip(held, most) if m], running, size)
     bucket = self._draft_bucket(size, running + wanted) if wanted else size
     return bucket - running, bucket
-
-  def _learn(self, request: _Request, counts: tuple[int, int, int], survival: Float["L"] | None) -> None:
-    """From a round of a request: what its drafts are worth."""
-    mean = lambda old, new: new if old is None else SMOOTHING * old + (1 - SMOOTHING) * new
-    if survival is not None and request.speculation:
-      request.survival = mean(request.survival, survival)
-      self._survival = survival if self._survival is None else 0.98 * self._survival + 0.02 * survival
-    drafted, accepted, _ = counts
-    if not drafted:
-      return
-    request.gain = mean(request.gain, accepted / drafted)
-    request.judged += 1
-    price = self._price()
-    if self.adaptive and price is not None and request.judged >= JUDGED_AFTER and request.gain < price:
-      request.paused, request.pause, request.judged = request.pause, min(2 * request.pause, LONGEST_PAUSE), 0
-    elif request.judged >= JUDGED_AFTER:
-      request.pause = PAUSE
-
-  def _price(self) -> float | None:
-    """What verifying one draft more costs, in tokens that the target alone would have made meanwhile."""
-    size = len(self._held)
-    if size not in self._served or self.method.drafter is None:
-      return None
-    seconds, running = 1 / self._served[size].sps, max(len(self._live()), 1)
-    drafts = running * self.method.draft_length
-    alone, together = seconds[size - 1], seconds[max(running + drafts, size + 1) - 1]
-    return float((together - alone) / drafts * running / alone)
 
   # Warm-up, cost, state of health.
 
@@ -846,6 +795,6 @@ class Engine:
         **found, "batch_use": total("verify_tokens") / total("bucket") if self._counts["bucket"] else None,
         "verify_tokens": rows("verify_tokens"), "buckets": rows("bucket"), "slots": rows("slots"), "queue": rows("queue"),
         "waiting": len(self._queue), "running": len(self._live()), "ended": len(self._done), "live_bytes": live,
-        "round_seconds": {str(size): {str(n): s for n, s in costs.served.items()} for size, costs in self._served.items()},
+        "round_seconds": {str(size): {str(n): s for n, s in costs.served.items()} for size, costs in self._speculation.costs.items()},
         "benefit": [metrics.acceptance([s.rounds])["accepted_length"] for s in drafted], "health": health,
         "speculation": {"on": self._speculate, "why": self.why_off}}

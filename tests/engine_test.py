@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax import cost, decode, schedule
-from specdec_jax import engine as engine_lib
+from specdec_jax import cost, decode, schedule, speculation
 from specdec_jax.engine import Engine, QueueFull
 from specdec_jax.models.cache import Cache
 from specdec_jax.sampling import make_sampling
@@ -108,7 +107,7 @@ def test_every_schedule_gives_the_targets_text(kind):
     engine = make(toys.serial_drafter(target, "eagle3"), schedule="fixed", draft_length=3, overlap=False)
   elif kind == "dear":
     engine = make(sps=DEAR)
-    engine._survival = np.full(5, 0.5)
+    engine._speculation.survival = np.full(5, 0.5)
   else:
     engine = make(None if kind == "target alone" else "block", schedule="fixed")
   got = serve(engine)
@@ -292,21 +291,8 @@ def test_adaptive_speculation_pauses_what_does_not_pay(monkeypatch):
   number = engine.submit(PROMPTS[0], 100, ignore_eos=True)
   got = engine.result(number)
   drafted = [d for d, _, _ in got.rounds]
-  assert set(drafted[: engine_lib.JUDGED_AFTER]) == {4} and drafted.count(0) > 50 and 4 in drafted[24:]
+  assert set(drafted[: speculation.JUDGED_AFTER]) == {4} and drafted.count(0) > 50 and 4 in drafted[24:]
   assert got.tokens == specdec_jax.generate(toys.target(), None, [PROMPTS[0]], 100, ignore_eos=True)[0].tokens
-
-
-def test_the_schedule_learns_what_rounds_cost():
-  """A table that calls drafts nearly free, and rounds with drafts that take fifty times those without: few are made, and a probe now and then."""
-  engine = make(adaptive=True, max_length=140, slot_buckets=(4,), buckets={4: (10,)}, overlap=False)
-  seen = cost.ServedCosts.observe
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(cost.ServedCosts, "observe", lambda self, bucket, seconds: seen(self, bucket, 1.0 if bucket == 4 else 50.0))
-    number = engine.submit(PROMPTS[0], 100, ignore_eos=True)
-    got = engine.result(number)
-  drafted = [d for d, _, _ in got.rounds]
-  assert any(drafted[:8]) and not any(drafted[8:60]) and got.tokens == specdec_jax.generate(toys.target(), None, [PROMPTS[0]], 100, ignore_eos=True)[0].tokens
-  assert set(engine.stats()["round_seconds"]["4"]) >= {"4"}
 
 
 @pytest.mark.parametrize("kind", ["block", pytest.param("eagle3", marks=pytest.mark.slow)])
@@ -413,16 +399,6 @@ def test_bucket_edges():
     make(sps={8: CHEAP})
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_budget_on_the_host_is_the_unconstrained_schedule(seed):
-  draws = np.random.default_rng(seed)
-  confidence = draws.uniform(size=(5, 4)).astype(np.float32)
-  confidence[draws.uniform(size=(5, 4)) < 0.1] = 0
-  sps = np.sort(draws.uniform(1, 100, 25))[::-1].astype(np.float32)
-  expected = int(schedule.unconstrained(jnp.asarray(confidence), jnp.asarray(sps)).sum())
-  assert engine_lib.best_budget(np.cumprod(confidence, 1), 5, sps) == expected
-
-
 def test_few_requests_in_many_slots_are_drafted_for():
   """As many tokens as slots are not a round without drafts."""
   target = toys.target()
@@ -431,7 +407,6 @@ def test_few_requests_in_many_slots_are_drafted_for():
   with Compilations() as compilations:
     got = serve(engine, (0, 1))
   assert [c.tokens for c in got] == plain()[:2] and {d for c in got for d, _, _ in c.rounds} == {1} and compilations.count == 0
-  assert engine_lib.best_budget(np.array([[0.9], [0.8]]), 2, 1 / np.array([1, 1, 1, 1, 9, 9, 9, 9.0]), 4) == 0
 
 
 @pytest.mark.parametrize("bucket", [5, 7, 12])

@@ -1,0 +1,101 @@
+"""How much an engine drafts: by what drafts are worth to each request, and by what rounds cost. The host's own, seen while it serves."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from specdec_jax.cost import CostTable, ServedCosts
+from specdec_jax.typing import Float
+
+SMOOTHING = 0.7  # Weight of the past in running means of confidences and acceptance.
+PROBE_EVERY = 64  # Rounds without any draft after which one is made, to see whether it would pay again.
+JUDGED_AFTER = 8  # Rounds with drafts before a request's drafts are judged.
+PAUSE, LONGEST_PAUSE = 16, 256  # Rounds that a request goes without drafts that do not pay; doubled every time.
+
+
+@dataclasses.dataclass
+class Worth:
+  """What drafts are worth to one request: running means over its rounds of their survival [L] and of accepted drafts a verified one;
+  rounds since it was judged, that it goes without drafts still, and that it will next time."""
+
+  survival: np.ndarray | None = None
+  gain: float | None = None
+  judged: int = 0
+  paused: int = 0
+  pause: int = PAUSE
+
+
+def best_budget(survival: Float["B L"], running: int, sps: Float["n"], slots: int = 1) -> int:
+  """How many drafts `schedule.unconstrained` would verify, on the host: survival of the drafts of each request that may have some, of
+  `running` requests in all. A round with drafts takes more tokens than there are `slots`, real or not."""
+  best = -np.sort(-survival[survival > 0])
+  tokens = np.maximum(running + np.arange(len(best) + 1), slots + 1)
+  tokens[0] = max(running, slots)
+  theta = (running + np.concatenate([[0.0], np.cumsum(best)])) * sps[tokens - 1]
+  return int(np.argmax(theta))
+
+
+class Speculation:
+  """draft_length: of a request with drafts; buckets: rows of a verify call by number of slots, the first without drafts. adaptive: costs
+  are corrected by the rounds that were served, and a request that drafts do not pay for goes without for a while."""
+
+  def __init__(self, draft_length: int, buckets: Mapping[int, Sequence[int]], adaptive: bool):
+    self.draft_length, self.buckets, self.adaptive = draft_length, buckets, adaptive
+    self.costs: dict[int, ServedCosts] = {}
+    self.survival: np.ndarray | None = None  # Of all requests, for those that have had no round.
+    self._undrafted = 0
+
+  def use_costs(self, tables: Mapping[int, CostTable]) -> None:
+    """A table for each number of slots; what was seen before is forgotten."""
+    self.costs = {size: ServedCosts(table, self.buckets[size]) for size, table in tables.items()}
+
+  def most(self, worth: Worth) -> int:
+    """Drafts that a request may have in this round; asked once a round."""
+    if worth.paused:
+      worth.paused -= 1
+      return 0
+    return self.draft_length
+
+  def budget(self, worths: Sequence[Worth], running: int, size: int) -> int:
+    """Drafts of the round, on the confidences of rounds before: of the requests that may have some, among `running` in `size` slots."""
+    known = [self.survival if w.survival is None else w.survival for w in worths]
+    if any(k is None for k in known):
+      return len(worths) * self.draft_length
+    wanted = best_budget(np.stack(known), running, self.costs[size].sps, size)
+    return len(worths) if not wanted and self._undrafted >= PROBE_EVERY else wanted
+
+  def launched(self, drafting: bool) -> None:
+    """A round is under way, with drafts or without."""
+    self._undrafted = 0 if drafting else self._undrafted + 1
+
+  def observe(self, size: int, bucket: int, seconds: float) -> None:
+    """What a round of `size` slots took that followed another one at once."""
+    if self.adaptive and size in self.costs:
+      self.costs[size].observe(bucket, seconds)
+
+  def learn(self, worth: Worth, drafted: int, accepted: int, survival: Float["L"] | None, running: int, size: int) -> None:
+    """From a request's round: the survival of its drafts (None: not known), and how many were verified and accepted."""
+    mean = lambda old, new: new if old is None else SMOOTHING * old + (1 - SMOOTHING) * new
+    if survival is not None:
+      worth.survival = mean(worth.survival, survival)
+      self.survival = survival if self.survival is None else 0.98 * self.survival + 0.02 * survival
+    if not drafted:
+      return
+    worth.gain = mean(worth.gain, accepted / drafted)
+    worth.judged += 1
+    if worth.judged < JUDGED_AFTER:
+      return
+    price = self.price(running, size)
+    if self.adaptive and price is not None and worth.gain < price:
+      worth.paused, worth.pause, worth.judged = worth.pause, min(2 * worth.pause, LONGEST_PAUSE), 0
+    else:
+      worth.pause = PAUSE
+
+  def price(self, running: int, size: int) -> float | None:
+    """What verifying one draft more costs, in tokens that the target alone would have made meanwhile; None without a cost table."""
+    if size not in self.costs or not running:
+      return None
+    seconds, drafts = 1 / self.costs[size].sps, running * self.draft_length
+    alone, together = seconds[size - 1], seconds[max(running + drafts, size + 1) - 1]
+    return float((together - alone) / drafts * running / alone)

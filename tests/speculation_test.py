@@ -1,0 +1,66 @@
+"""How much is drafted: what rounds were seen to cost weighs more than what a table says, and what does not pay is tried again."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specdec_jax import cost, schedule, speculation
+from specdec_jax.speculation import Speculation, Worth
+
+TABLE = cost.CostTable((4, 8, 20), (1.0, 1.01, 1.02), (0.0,) * 3, {})
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_budget_on_the_host_is_the_unconstrained_schedule(seed):
+  draws = np.random.default_rng(seed)
+  confidence = draws.uniform(size=(5, 4)).astype(np.float32)
+  confidence[draws.uniform(size=(5, 4)) < 0.1] = 0
+  sps = np.sort(draws.uniform(1, 100, 25))[::-1].astype(np.float32)
+  expected = int(schedule.unconstrained(jnp.asarray(confidence), jnp.asarray(sps)).sum())
+  assert speculation.best_budget(np.cumprod(confidence, 1), 5, sps) == expected
+
+
+def test_few_requests_in_many_slots():
+  """As many tokens as slots are not a round without drafts."""
+  assert speculation.best_budget(np.array([[0.9], [0.8]]), 2, 1 / np.array([1, 1, 1, 1, 9, 9, 9, 9.0]), 4) == 0
+
+
+@pytest.mark.parametrize("seconds,adaptive,share", [
+    pytest.param({4: 1.0, 8: 1.01, 20: 1.02}, True, 1.0, id="as the table says"),
+    pytest.param({4: 1.0, 8: 9.0, 20: 50.0}, True, 0.03, id="drafts are dear"),
+    pytest.param({4: 1.0, 8: 9.0, 20: 50.0}, False, 1.0, id="and nobody looks"),
+    pytest.param({4: 1.0, 8: 1.1, 20: 50.0}, True, 0.8, id="many are dear, few are not")])
+def test_served_rounds_decide(seconds, adaptive, share):
+  """Four requests whose drafts are accepted at .8, 300 rounds: the share of rounds with drafts, and the best bucket in the end."""
+  policy = Speculation(4, {4: (4, 8, 20)}, adaptive)
+  policy.use_costs({4: TABLE})
+  worths, drafted, last = [Worth() for _ in range(4)], [], None
+  for _ in range(300):
+    most = [policy.most(w) for w in worths]
+    may = [w for w, m in zip(worths, most) if m]
+    wanted = policy.budget(may, 4, 4) if may else 0
+    policy.launched(wanted > 0)
+    last = 4 if not wanted else 8 if wanted <= 4 else 20
+    drafted.append(wanted > 0)
+    policy.observe(4, last, seconds[last])
+    for w in may:
+      policy.learn(w, wanted // 4, round(0.8 * (wanted // 4)), 0.8 ** np.arange(1, 5) if wanted else None, 4, 4)
+  assert abs(np.mean(drafted) - share) < 0.1 and (share > 0.5 or sum(drafted[100:]) >= 1)
+  assert share < 1.0 or last == 20
+  assert last == 8 or seconds[8] != 1.1
+
+
+def test_a_request_that_drafts_do_not_pay_for_goes_without():
+  """It is judged after some rounds with drafts, rests, is tried again, and rests twice as long; one that they pay for never rests."""
+  policy = Speculation(4, {4: (4, 20)}, True)
+  policy.use_costs({4: cost.CostTable((4, 20), (1.0, 2.0), (0.0, 0.0), {})})
+  assert policy.price(4, 4) == pytest.approx(0.25) and policy.price(0, 4) is None and policy.price(4, 8) is None
+  bad, good, rounds = Worth(), Worth(), []
+  for _ in range(60):
+    drafts = policy.most(bad)
+    rounds.append(drafts)
+    policy.learn(bad, drafts, 0, None, 4, 4)
+    assert policy.most(good) == 4
+    policy.learn(good, 4, 4, None, 4, 4)
+  n, pause = speculation.JUDGED_AFTER, speculation.PAUSE
+  assert rounds == ([4] * n + [0] * pause + [4] * n + [0] * 2 * pause)[:60]
