@@ -29,13 +29,15 @@ class CostTableMissing(ValueError):
 class CostTable:
   """tokens: the buckets, rising; seconds: the median time of a step at each, spread: half the distance of its quartiles.
 
-  made_from: target, drafter (names and hashes), mesh, context, device, versions, date.
+  made_from: target, drafter (names and hashes), mesh, context, device, versions, date. draft: (requests, seconds) of the drafter's pass
+  alone, rising, the last one for as many as the steps drafted for; empty where it was not measured.
   """
 
   tokens: tuple[int, ...]
   seconds: tuple[float, ...]
   spread: tuple[float, ...]
   made_from: Mapping[str, Any]
+  draft: tuple[tuple[int, float], ...] = ()
 
   def __post_init__(self):
     if not self.tokens or list(self.tokens) != sorted(set(self.tokens)) or self.tokens[0] < 1:
@@ -73,7 +75,7 @@ class CostTable:
 class ServedCosts:
   """What rounds cost while they are served: a table's seconds by bucket, corrected by those that rounds took.
 
-  A table is measured with nothing else going on. sps [n]: rounds per second for 1, 2, … tokens of the largest bucket.
+  A table is measured with nothing else going on, and with drafts for every slot.
   """
 
   def __init__(self, table: CostTable, grid: Sequence[int]):
@@ -81,6 +83,7 @@ class ServedCosts:
     self._grid, self._table = list(grid), 1 / table.sps(grid[-1])[np.array(grid) - 1]
     self._served = np.full(len(grid), np.nan)
     self._bucket = np.searchsorted(grid, np.arange(1, grid[-1] + 1))
+    self._saved = {n: max(table.draft[-1][1] - seconds, 0.0) for n, seconds in table.draft}
     self._fit()
 
   @property
@@ -88,9 +91,16 @@ class ServedCosts:
     """Seconds by bucket, of those that rounds were seen of."""
     return {n: float(s) for n, s in zip(self._grid, self._served) if np.isfinite(s)}
 
-  def observe(self, bucket: int, seconds: float) -> None:
-    """Takes in a round; a single one that was held up counts little."""
+  def sps(self, drafted: int | None = None) -> Float["n"]:
+    """Rounds per second for 1, 2, … tokens of the largest bucket, where `drafted` slots of all are drafted for (None: all)."""
+    seconds = self._seconds.copy()
+    seconds[1:] = np.maximum(seconds[1:] - self._saved.get(drafted, 0.0), 0.1 * seconds[1:])
+    return 1 / seconds[self._bucket]
+
+  def observe(self, bucket: int, seconds: float, drafted: int | None = None) -> None:
+    """Takes in a round in which `drafted` slots of all were drafted for; a single one that was held up counts little."""
     i = self._grid.index(bucket)
+    seconds += self._saved.get(drafted, 0.0) if i else 0.0
     seconds = min(max(seconds, self._seconds[i] / OUTLIER), self._seconds[i] * OUTLIER)
     self._served[i] = seconds if np.isnan(self._served[i]) else OBSERVED * seconds + (1 - OBSERVED) * self._served[i]
     self._fit()
@@ -105,7 +115,6 @@ class ServedCosts:
       if len(like):
         nearest = ratio[like[np.argmin(abs(like - i))]]
         self._seconds[i] *= nearest if i or 0 in seen else min(nearest, 1.0)
-    self.sps = 1 / self._seconds[self._bucket]
 
 
 def load(path: str | pathlib.Path, expected: Mapping[str, Any] | None = None) -> CostTable:
@@ -116,7 +125,7 @@ def load(path: str | pathlib.Path, expected: Mapping[str, Any] | None = None) ->
   found = json.loads(path.read_text())
   if found.pop("format", None) != FORMAT:
     raise ValueError(f"{path} is no cost table of format {FORMAT}")
-  table = CostTable(tuple(found["tokens"]), tuple(found["seconds"]), tuple(found["spread"]), found["made_from"])
+  table = CostTable(*(tuple(found[k]) for k in ("tokens", "seconds", "spread")), found["made_from"], tuple(map(tuple, found.get("draft", ()))))
   for key, value in (expected or {}).items():
     if table.made_from.get(key) != value:
       raise ValueError(f"{path} was measured with {key} {table.made_from.get(key)!r}, not {value!r}")

@@ -97,13 +97,14 @@ class _Filling:
 @dataclasses.dataclass(frozen=True)
 class _Flight:
   """A launched round, or first token (bucket None), that was not read yet: who held its slots, at which epoch; follows: whether it is
-  a round and nothing but its programs was launched behind the round before it."""
+  a round and nothing but its programs was launched behind the round before it; places: the slots that were drafted for, where not all."""
 
   requests: tuple[tuple[_Request, int] | None, ...]
   bucket: int | None
   output: RoundOutput
   confidence: jax.Array | None
   follows: bool
+  places: tuple[int, ...] | None
 
 
 def memory_plan(target: Target, drafter: Drafter | None, method: Method, slots: int, length: int) -> dict[str, int]:
@@ -145,7 +146,8 @@ class Engine:
   as many as the target has positions).
   schedule: "fixed" (draft_length drafts), "asynchronous" (by cost tables `sps`: one for each slot bucket, or one for all; `profile`
   measures them), or a function of the confidences, for whose lengths the host has to wait. buckets: rows of a verify call, by
-  slot bucket; reaches: cache rows that a round reads (128, 256, …); needs: what code is compiled for (NEEDS), requests that need more are refused. queue: requests that may wait. chunk:
+  slot bucket; draft_slots: how many slots the drafter's pass may be cut to where not all are drafted for (None: a half and a quarter);
+  reaches: cache rows that a round reads (128, 256, …); needs: what code is compiled for (NEEDS), requests that need more are refused. queue: requests that may wait. chunk:
   prompt tokens read between two rounds. memory: bytes that caches may take; fewer slots where more do not fit. adaptive: correct
   the cost tables by the rounds that are served, and pause drafting for a request that it does not pay for. overlap: launch a round before the one before is read. drafter may be a name;
   fallback: go on without a drafter that cannot be loaded, raises while it drafts or gives no numbers, and say so in every result.
@@ -161,7 +163,8 @@ class Engine:
       self, target: Target, drafter: Drafter | str | None = None, slots: int = 16, max_length: int | None = None,
       schedule: str | schedules.Schedule = "asynchronous", sps: CostTable | Mapping[int, CostTable] | None = None, rule: str = "token",
       draft_length: int | None = None, logprobs: bool = False, slot_buckets: Sequence[int] | None = None,
-      buckets: Mapping[int, Sequence[int]] | None = None, reaches: Sequence[int] | None = None, needs: Sequence[str] = NEEDS, queue: int = 1024, chunk: int = 128,
+      buckets: Mapping[int, Sequence[int]] | None = None, draft_slots: Sequence[int] | None = None, reaches: Sequence[int] | None = None,
+      needs: Sequence[str] = NEEDS, queue: int = 1024, chunk: int = 128,
       memory: int | None = None, adaptive: bool = True, overlap: bool = True, fallback: bool = False,
       inject: Callable[[str], None] | None = None,
   ):
@@ -179,6 +182,7 @@ class Engine:
       raise ValueError(f"max_length {max_length} must be from 2 to the {positions} positions of {target.name}")
     for name, values in (
         ("slots", [slots]), ("queue", [queue]), ("chunk", [chunk]), ("slot_buckets", slot_buckets or ()), ("reaches", reaches or ()),
+        ("draft_slots", draft_slots or ()),
         *((f"buckets[{s}]", b) for s, b in (buckets or {}).items())):
       wrong = [v for v in values if not isinstance(v, (int, np.integer)) or v < 1]
       if wrong:
@@ -208,6 +212,8 @@ class Engine:
     self.slots, self.plan = slots, memory_plan(target, drafter, self.method, slots, self.length)
     self.slot_buckets = tuple(sorted({s for s in wanted if s < slots} | {slots}))
     self.buckets = {s: self._grid(s, (buckets or {}).get(s)) for s in self.slot_buckets}
+    cuts = {s: [] if ways > 1 else [s // 4, s // 2] if draft_slots is None else draft_slots for s in self.slot_buckets}
+    self.draft_slots = {s: tuple(sorted({n for n in cuts[s] if 0 < n < s} | {s})) for s in self.slot_buckets}
     self.reaches = tuple(sorted({n for n in ([128 * 2**i for i in range(20)] if reaches is None else reaches) if n < self.length} | {self.length}))
     self.costs: dict[int, CostTable] = {}
     self._speculation = Speculation(self.method.draft_length, self.buckets, adaptive)
@@ -454,24 +460,27 @@ class Engine:
     need = max((r.need for r in self._live()), key=NEEDS.index)
     if need not in self._settings:
       self._settings[need] = jax.device_put(stack([r and r.settings for r in held], need, self.target.vocab))
-    (budget, bucket), reach = self._pick(held, most), self._reach()
+    (budget, bucket, places), reach = self._pick(held, most), self._reach()
     drafting = bucket != size
     made = self._none[size]
     if self._behind and self.method.drafter and (drafting or self._behind == DEFERRED):
       self._state = self._launch("catch_up", self.method, self._weights, self._state)
       self._behind = 0
     if drafting:
-      made = self._draft(self._launch, need, reach, self._settings[need], alive, most, budget)
+      made = self._draft(self._launch, need, reach, self._settings[need], alive, most, budget, places)
       if bucket is None:
         bucket = self._draft_bucket(size, int(alive.sum() + np.asarray(made.lengths).sum()))
     self._speculation.launched(drafting)
     self._behind += not drafting
     output = self._judge(self._launch, need, reach, self._settings[need], alive, made, bucket)
-    self._fly(held, bucket, output, made.proposal.confidence)
+    self._fly(held, bucket, output, made.proposal.confidence, places)
 
-  def _draft(self, launch: Callable, need: str, reach: int, settings: Settings, alive, most, budget: int | None) -> Draft:
+  def _draft(
+      self, launch: Callable, need: str, reach: int, settings: Settings, alive, most, budget: int | None, places: Sequence[int] | None,
+  ) -> Draft:
     budget = None if budget is None else np.int32(budget)
-    return launch("draft", self.method, need, self.target.vocab, reach, self._weights, self._state, settings, alive, most, budget)
+    places = None if places is None else np.array(places, np.int32)
+    return launch("draft", self.method, need, self.target.vocab, reach, self._weights, self._state, settings, alive, most, budget, places)
 
   def _judge(self, launch: Callable, need: str, reach: int, settings: Settings, alive, made: Draft, bucket: int) -> RoundOutput:
     """Verifies and commits; the state is that after the round then."""
@@ -497,10 +506,10 @@ class Engine:
     self.compiled += PROGRAMS[program]._cache_size() - before
     return out
 
-  def _fly(self, requests, bucket, output, confidence) -> None:
+  def _fly(self, requests, bucket, output, confidence, places=None) -> None:
     for leaf in jax.tree.leaves((output, confidence)):
       leaf.copy_to_host_async()
-    self._flights.append(_Flight(tuple(r and (r, r.epoch) for r in requests), bucket, output, confidence, self._follows and bucket is not None))
+    self._flights.append(_Flight(tuple(r and (r, r.epoch) for r in requests), bucket, output, confidence, self._follows and bucket is not None, places))
     self._follows = bucket is not None
 
   def _collect(self) -> None:
@@ -509,7 +518,7 @@ class Engine:
     output, logits = jax.device_get((flight.output, flight.confidence))
     before, self._collected = self._collected, time.perf_counter()
     if flight.follows:
-      self._speculation.observe(len(flight.requests), flight.bucket, self._collected - before)
+      self._speculation.observe(len(flight.requests), flight.bucket, self._collected - before, flight.places and len(flight.places))
     survival = None
     if logits is not None:
       self._invalid += int(np.isnan(logits[output.ran]).sum())
@@ -526,7 +535,8 @@ class Engine:
         verified += 1 + counts[0]
         if request.speculation:
           self._speculation.learn(
-              request.worth, *counts[:2], None if survival is None else survival[slot], len(self._live()), len(self._held))
+              request.worth, *counts[:2], None if survival is None or slot not in (flight.places or (slot,)) else survival[slot],
+              len(self._live()), len(self._held))
       self._deliver(request, output, slot, flight.bucket is not None)
     if flight.bucket is not None:
       self._counts["verify_tokens"][verified] += 1
@@ -643,19 +653,25 @@ class Engine:
     request.offered = True
     return self._speculation.most(request.worth)
 
-  def _pick(self, held: Sequence[_Request | None], most: Int["B"]) -> tuple[int | None, int | None]:
-    """(drafts that the schedule may admit, rows of the verify call). No budget where the lengths are fixed; no bucket where the
-    schedule has to be asked first."""
+  def _pick(self, held: Sequence[_Request | None], most: Int["B"]) -> tuple[int | None, int | None, tuple[int, ...] | None]:
+    """(drafts that the schedule may admit, rows of the verify call, slots to draft for). No budget where the lengths are fixed; no bucket
+    where the schedule has to be asked first; no slots where it is for all."""
     size, running = len(held), sum(r is not None for r in held)
-    if not most.any():
-      return None, size
+    able = np.flatnonzero(most).tolist()
+    if not able:
+      return None, size, None
     if self.method.schedule is None:
-      return None, self._draft_bucket(size, running + int(most.sum()))
+      return None, self._draft_bucket(size, running + int(most.sum())), self._places(size, able)
     if not self.asynchronous:
-      return None, None
-    wanted = self._speculation.budget([r.worth for r, m in zip(held, most) if m], running, size)
+      return None, None, self._places(size, able)
+    wanted, chosen = self._speculation.plan([held[i].worth for i in able], running, size, self.draft_slots[size])
     bucket = self._draft_bucket(size, running + wanted) if wanted else size
-    return bucket - running, bucket
+    return bucket - running, bucket, self._places(size, [able[i] for i in chosen])
+
+  def _places(self, size: int, wanted: Sequence[int]) -> tuple[int, ...] | None:
+    """The slots that a pass over those `wanted` covers, and others up to a size that is compiled; None for all."""
+    count = self._bucket_of(self.draft_slots[size], len(wanted))
+    return None if count == size else (*wanted, *(i for i in range(size) if i not in wanted))[:count]
 
   # Warm-up, cost, state of health.
 
@@ -678,7 +694,8 @@ class Engine:
         self._state = self._run("insert", self.target.decoder.stacked, self._empty(size), row, np.int32(0))
         for need in self.needs:
           for bucket, reach in itertools.product(self.buckets[size] if self.method.drafter else (size,), self.reaches):
-            self._dry_round(size, need, bucket, reach, self._nobody(size, need), self._run)
+            for drafted in self.draft_slots[size] if bucket == self.buckets[size][-1] else (size,):
+              self._dry_round(size, need, bucket, reach, self._nobody(size, need), self._run, drafted)
         if self.method.drafter:
           self._run("catch_up", self.method, self._weights, self._state)
     self.method, self._weights = whole
@@ -691,13 +708,14 @@ class Engine:
   def _nobody(self, size: int, need: str) -> Settings:
     return jax.device_put(stack([None] * size, need, self.target.vocab))
 
-  def _dry_round(self, size: int, need: str, bucket: int, reach: int, settings: Settings, launch: Callable) -> RoundOutput:
-    """A round for nobody."""
+  def _dry_round(self, size: int, need: str, bucket: int, reach: int, settings: Settings, launch: Callable, drafted: int) -> RoundOutput:
+    """A round for nobody, in which `drafted` slots are drafted for."""
     alive = np.ones(size, bool)
     made = self._none[size]
     if bucket != size:
       most = np.full(size, self.method.draft_length, np.int32)
-      made = self._draft(launch, need, reach, settings, alive, most, bucket - size if self.asynchronous else None)
+      made = self._draft(
+          launch, need, reach, settings, alive, most, bucket - size if self.asynchronous else None, self._places(size, range(drafted)))
     return self._judge(launch, need, reach, settings, alive, made, bucket)
 
   def profile(self, context: int, repeats: int = 10, need: str | None = None) -> dict[int, CostTable]:
@@ -709,6 +727,11 @@ class Engine:
       steps = {n: functools.partial(lambda step: sum(step().values()), self._timed_round(size, n, context, need, whole=True)) for n in self.buckets[size]}
       made_from = {**self.manifest(), "slots": size, "context": context, "need": need, "date": datetime.date.today().isoformat()}
       tables[size] = cost.measure(steps, repeats, made_from)
+      if self.method.drafter is not None:
+        most = self.buckets[size][-1]
+        passes = {n: functools.partial(lambda step: step()["draft"], self._timed_round(size, most, context, need, drafted=n)) for n in self.draft_slots[size]}
+        found = cost.measure(passes, repeats, {})
+        tables[size] = dataclasses.replace(tables[size], draft=tuple(zip(found.tokens, found.seconds)))
     self._state = self._empty(self.slot_buckets[0])
     self._held = [None] * self.slot_buckets[0]
     return tables
@@ -723,7 +746,9 @@ class Engine:
     self._held = [None] * self.slot_buckets[0]
     return {name: float(np.median([r[name] for r in runs])) for name in runs[0]}
 
-  def _timed_round(self, size: int, bucket: int, context: int, need: str, whole: bool = False) -> Callable[[], dict[str, float]]:
+  def _timed_round(
+      self, size: int, bucket: int, context: int, need: str, whole: bool = False, drafted: int | None = None,
+  ) -> Callable[[], dict[str, float]]:
     """A function that runs a round for nobody and says how many seconds its parts took, or the `whole` of one of some in a row."""
     self._check_idle("measuring")
     if not 1 <= context <= self.max_length:
@@ -749,7 +774,7 @@ class Engine:
         return out
 
       for _ in range(rounds):
-        output = self._dry_round(size, need, bucket, reach, settings, self._run if whole else timed)
+        output = self._dry_round(size, need, bucket, reach, settings, self._run if whole else timed, drafted or size)
       jax.block_until_ready((output, self._state))
       return {"round": (time.perf_counter() - began) / rounds} if whole else times
 
@@ -767,7 +792,7 @@ class Engine:
         "schedule": self.schedule if isinstance(self.schedule, str) else getattr(self.schedule, "__name__", repr(self.schedule)),
         "rule": self.method.rule, "draft_length": self.method.draft_length, "slots": self.slots, "max_length": self.max_length,
         "calibration": dataclasses.asdict(calibration) if calibration else None,
-        "costs": {str(s): [list(t.tokens), list(t.seconds)] for s, t in self.costs.items()} or None}
+        "costs": {str(s): [list(t.tokens), list(t.seconds), list(t.draft)] for s, t in self.costs.items()} or None}
 
   def stats(self) -> dict[str, Any]:
     """Of the requests that ended since `warm_up` or `forget` (4096 at most): acceptance figures (METRICS.md); distributions of verify tokens, buckets,

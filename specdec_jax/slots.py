@@ -80,9 +80,19 @@ def _first(method: Method, need: str, vocab: int, params, state: DecodeState, la
   return decode.first_token(method, params, state, last, settings.sampling(vocab, need), settings.limits)
 
 
-def _draft(method: Method, need: str, vocab: int, reach: int, drafter_params, state: DecodeState, settings: Settings, alive, most, budget) -> Draft:
+def _draft(
+    method: Method, need: str, vocab: int, reach: int, drafter_params, state: DecodeState, settings: Settings, alive, most, budget, places,
+) -> Draft:
+  """places [n]: the slots that are drafted for, all of them where None; the others get a draft of length 0."""
+  state = state.replace(cache=Cache((), (), state.cache.lengths), pending=None)
+  if places is not None:
+    size = len(alive)
+    state, settings, alive, most = jax.tree.map(lambda x: jnp.take(x, places, 0), (state, settings, alive, most))
   limits = settings.limits.replace(drafts=most)
-  return decode.draft(method, drafter_params, _living(state, alive), settings.sampling(vocab, need), limits, budget, reach)
+  made = decode.draft(method, drafter_params, _living(state, alive), settings.sampling(vocab, need), limits, budget, reach)
+  if places is None:
+    return made
+  return jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype).at[places].set(x, unique_indices=True), made)
 
 
 def _verify(method: Method, bucket: int, reach: int, params, cache: Cache, state: DecodeState, made: Draft, alive) -> Verified:

@@ -53,18 +53,31 @@ def test_served_costs_correct_the_table():
   """What rounds take while they are served weighs more than what a table says; what was not seen follows the nearest that was."""
   table = cost.CostTable((4, 8, 16, 32), (1.0, 1.2, 1.4, 2.0), (0.0,) * 4, {})
   costs = cost.ServedCosts(table, (4, 8, 16, 32))
-  assert costs.sps.shape == (32,) and not costs.served
-  np.testing.assert_allclose(1 / costs.sps[[0, 3, 4, 7, 8, 31]], [1, 1, 1.2, 1.2, 1.4, 2])
+  assert costs.sps().shape == (32,) and not costs.served
+  np.testing.assert_allclose(1 / costs.sps()[[0, 3, 4, 7, 8, 31]], [1, 1, 1.2, 1.2, 1.4, 2])
   for _ in range(100):
     costs.observe(4, 0.5)
-  np.testing.assert_allclose(1 / costs.sps[[3, 7, 31]], [0.5, 0.6, 1.0], rtol=1e-3)  # The whole machine is faster.
+  np.testing.assert_allclose(1 / costs.sps()[[3, 7, 31]], [0.5, 0.6, 1.0], rtol=1e-3)  # The whole machine is faster.
   for _ in range(100):
     costs.observe(16, 2.8)
-  np.testing.assert_allclose(1 / costs.sps[[3, 7, 15, 31]], [0.5, 2.4, 2.8, 4.0], rtol=1e-3)  # Drafts are dearer.
+  np.testing.assert_allclose(1 / costs.sps()[[3, 7, 15, 31]], [0.5, 2.4, 2.8, 4.0], rtol=1e-3)  # Drafts are dearer.
   fresh = cost.ServedCosts(table, (4, 8, 16, 32))
   fresh.observe(8, 2.4)
-  np.testing.assert_allclose(1 / fresh.sps[[3, 7, 31]], [1.0, 2.4, 4.0])  # Rounds without drafts are tried before they are called dear.
+  np.testing.assert_allclose(1 / fresh.sps()[[3, 7, 31]], [1.0, 2.4, 4.0])  # Rounds without drafts are tried before they are called dear.
   assert set(costs.served) == {4, 16} and costs.served[16] == pytest.approx(2.8, rel=1e-3)
   before = costs.served[16]
   costs.observe(16, 1000.0)  # One round that was held up.
   assert costs.served[16] == pytest.approx(before * (1 + cost.OBSERVED * (cost.OUTLIER - 1)), rel=1e-3)
+
+
+def test_a_pass_over_fewer_requests_takes_less():
+  """What the drafter's pass over some of the slots saves is counted in, and out again of rounds that were served with it."""
+  table = cost.CostTable((4, 8, 16), (1.0, 3.0, 4.0), (0.0,) * 3, {}, draft=((1, 0.5), (2, 0.8), (4, 1.5)))
+  costs = cost.ServedCosts(table, (4, 8, 16))
+  np.testing.assert_allclose(1 / costs.sps(1)[[3, 7, 15]], [1.0, 2.0, 3.0])
+  np.testing.assert_allclose(1 / costs.sps(4), 1 / costs.sps())
+  costs.observe(8, 2.5, 1)
+  np.testing.assert_allclose(1 / costs.sps()[7], 3.5)
+  np.testing.assert_allclose(1 / costs.sps(1)[7], 2.5)
+  costs.observe(4, 1.1)
+  np.testing.assert_allclose(1 / costs.sps(1)[3], 1.1)

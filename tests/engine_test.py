@@ -33,7 +33,7 @@ def make(drafter="block", **changes) -> Engine:
   """An engine over toys; one set of shapes, so that tests share what is compiled."""
   target = toys.target()
   drafter = toys.block_drafter(target) if drafter == "block" else drafter
-  options = dict(slots=4, max_length=60, slot_buckets=(2, 4), buckets={2: (6,), 4: (10,)}, needs=("greedy",), chunk=16, sps=CHEAP, adaptive=False)
+  options = dict(slots=4, max_length=60, slot_buckets=(2, 4), buckets={2: (6,), 4: (10,)}, draft_slots=(), needs=("greedy",), chunk=16, sps=CHEAP, adaptive=False)
   return Engine(target, drafter, **(options | changes))
 
 
@@ -397,6 +397,29 @@ def test_bucket_edges():
   assert [engine._bucket(4, n) for n in (1, 4, 5, 8, 9, 16, 17, 24)] == [4, 4, 8, 8, 16, 16, 24, 24]
   with pytest.raises(ValueError, match="no cost table for .2, 4."):
     make(sps={8: CHEAP})
+
+
+@pytest.mark.parametrize("kind", ["markov", pytest.param("selector", marks=pytest.mark.slow), pytest.param("eagle3", marks=pytest.mark.slow)])
+def test_a_pass_over_some_slots_drafts_what_one_over_all_does(kind):
+  """Requests with and without drafts side by side, greedy and sampled: the drafter's pass is cut to the slots that it is for, and tokens,
+  drafts and what is accepted of them are those of a pass over every slot."""
+  target = toys.target()
+  drafter = toys.serial_drafter(target, kind) if kind == "eagle3" else toys.block_drafter(
+      target, head=kind, **(dict(candidates=6, confidence_with_head=False) if kind == "selector" else {}))
+  served = []
+  for cuts in ((1, 2), ()):
+    engine = make(drafter, schedule="fixed", needs=("plain",), slot_buckets=(4,), buckets={4: ()}, draft_slots=cuts, chunk=64)
+    engine.warm_up()
+    seen = []
+    engine._inject = lambda program, engine=engine, seen=seen: program == "verify" and seen.append(sum(r is not None and r.speculation for r in engine._held))
+    numbers = [engine.submit(PROMPTS[i], NEW, ignore_eos=True, speculation=i % 2 == 0, seed=i, temperature=i / 4) for i in ALL]
+    with Compilations() as compilations:
+      engine.run()
+    assert compilations.count == 0 and {1, 2} <= set(seen)
+    served.append([engine.result(n) for n in numbers])
+  few, all_of_them = served
+  assert [(c.tokens, c.rounds) for c in few] == [(c.tokens, c.rounds) for c in all_of_them]
+  assert [any(d for d, _, _ in c.rounds) for c in few] == [i % 2 == 0 for i in ALL]
 
 
 def test_few_requests_in_many_slots_are_drafted_for():

@@ -17,12 +17,15 @@ def test_budget_on_the_host_is_the_unconstrained_schedule(seed):
   confidence[draws.uniform(size=(5, 4)) < 0.1] = 0
   sps = np.sort(draws.uniform(1, 100, 25))[::-1].astype(np.float32)
   expected = int(schedule.unconstrained(jnp.asarray(confidence), jnp.asarray(sps)).sum())
-  assert speculation.best_budget(np.cumprod(confidence, 1), 5, sps) == expected
+  budget, theta = speculation.best_budget(np.cumprod(confidence, 1), 5, sps)
+  assert budget == expected
+  lengths = schedule.unconstrained(jnp.asarray(confidence), jnp.asarray(sps))
+  assert theta == pytest.approx(float(schedule.expected_throughput(jnp.asarray(confidence), lengths, jnp.asarray(sps))), rel=1e-5)
 
 
 def test_few_requests_in_many_slots():
   """As many tokens as slots are not a round without drafts."""
-  assert speculation.best_budget(np.array([[0.9], [0.8]]), 2, 1 / np.array([1, 1, 1, 1, 9, 9, 9, 9.0]), 4) == 0
+  assert speculation.best_budget(np.array([[0.9], [0.8]]), 2, 1 / np.array([1, 1, 1, 1, 9, 9, 9, 9.0]), 4)[0] == 0
 
 
 @pytest.mark.parametrize("seconds,adaptive,share", [
@@ -38,7 +41,7 @@ def test_served_rounds_decide(seconds, adaptive, share):
   for _ in range(300):
     most = [policy.most(w) for w in worths]
     may = [w for w, m in zip(worths, most) if m]
-    wanted = policy.budget(may, 4, 4) if may else 0
+    wanted = policy.plan(may, 4, 4, (4,))[0] if may else 0
     policy.launched(wanted > 0)
     last = 4 if not wanted else 8 if wanted <= 4 else 20
     drafted.append(wanted > 0)
@@ -64,3 +67,23 @@ def test_a_request_that_drafts_do_not_pay_for_goes_without():
     policy.learn(good, 4, 4, None, 4, 4)
   n, pause = speculation.JUDGED_AFTER, speculation.PAUSE
   assert rounds == ([4] * n + [0] * pause + [4] * n + [0] * 2 * pause)[:60]
+
+
+def test_only_those_are_drafted_for_whom_it_pays():
+  """Two requests of eight whose drafts are good: a pass over a quarter of the slots, and over more only where passes are free. The place
+  of the worse of the two goes round among the others, so that one that becomes good is found."""
+  table = cost.CostTable((8, 64), (1.0, 3.0), (0.0, 0.0), {}, draft=((2, 0.3), (4, 0.9), (8, 1.8)))
+  policy = Speculation(7, {8: (8, 24, 64)}, True)
+  policy.use_costs({8: cost.CostTable((8, 24, 64), (1.0, 2.2, 4.0), (0.0,) * 3, {}, table.draft)})
+  good, bad = 0.95 ** np.arange(1, 8), 0.2 ** np.arange(1, 8)
+  worths = [Worth(survival=good if i in (3, 5) else bad) for i in range(8)]
+  seen = set()
+  for _ in range(20):
+    wanted, chosen = policy.plan(worths, 8, 8, (2, 4, 8))
+    assert 5 <= wanted <= 14 and len(chosen) in (2, 4) and set(chosen) & {3, 5}
+    seen |= set(chosen)
+    for i in chosen:
+      policy.learn(worths[i], 1, 1, good if i in (3, 5) else bad, 8, 8)
+  assert seen == set(range(8))
+  policy.use_costs({8: cost.CostTable((8, 24, 64), (1.0, 1.01, 1.02), (0.0,) * 3, {}, ((2, 0.0), (4, 0.0), (8, 0.0)))})
+  assert len(policy.plan(worths, 8, 8, (2, 4, 8))[1]) == 8
