@@ -405,7 +405,7 @@ def test_a_pass_over_some_slots_drafts_what_one_over_all_does(kind):
   drafts and what is accepted of them are those of a pass over every slot."""
   target = toys.target()
   drafter = toys.serial_drafter(target, kind) if kind == "eagle3" else toys.block_drafter(
-      target, head=kind, **(dict(candidates=6, confidence_with_head=False) if kind == "selector" else {}))
+      target, head=kind, **(dict(candidates=6, own_embedding=False, anchor_predicts=False) if kind == "selector" else {}))
   served = []
   for cuts in ((1, 2), ()):
     engine = make(drafter, schedule="fixed", needs=("plain",), slot_buckets=(4,), buckets={4: ()}, draft_slots=cuts, chunk=64)
