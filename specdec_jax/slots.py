@@ -90,9 +90,9 @@ def _draft(
     state, settings, alive, most = jax.tree.map(lambda x: jnp.take(x, places, 0), (state, settings, alive, most))
   limits = settings.limits.replace(drafts=most)
   made = decode.draft(method, drafter_params, _living(state, alive), settings.sampling(vocab, need), limits, budget, reach)
-  if places is None:
-    return made
-  return jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype).at[places].set(x, unique_indices=True), made)
+  if places is not None:
+    made = jax.tree.map(lambda x: jnp.zeros((size, *x.shape[1:]), x.dtype).at[places].set(x, unique_indices=True), made)
+  return jax.tree.map(lambda x: jax.lax.convert_element_type(x, x.dtype), made)  # One type however it was drafted: verify is compiled once.
 
 
 def _verify(method: Method, bucket: int, reach: int, params, cache: Cache, state: DecodeState, made: Draft, alive) -> Verified:

@@ -399,20 +399,20 @@ def test_bucket_edges():
     make(sps={8: CHEAP})
 
 
-@pytest.mark.parametrize("kind", ["markov", pytest.param("selector", marks=pytest.mark.slow), pytest.param("eagle3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["greedy", "markov", pytest.param("selector", marks=pytest.mark.slow), pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_a_pass_over_some_slots_drafts_what_one_over_all_does(kind):
   """Requests with and without drafts side by side, greedy and sampled: the drafter's pass is cut to the slots that it is for, and tokens,
   drafts and what is accepted of them are those of a pass over every slot."""
-  target = toys.target()
-  drafter = toys.serial_drafter(target, kind) if kind == "eagle3" else toys.block_drafter(
-      target, head=kind, **(dict(candidates=6, own_embedding=False, anchor_predicts=False) if kind == "selector" else {}))
+  target, need = toys.target(), "greedy" if kind == "greedy" else "plain"
+  drafter = toys.serial_drafter(target, kind) if kind == "eagle3" else toys.block_drafter(target, **(
+      dict(head="selector", candidates=6, own_embedding=False, anchor_predicts=False) if kind == "selector" else {}))
   served = []
   for cuts in ((1, 2), ()):
-    engine = make(drafter, schedule="fixed", needs=("plain",), slot_buckets=(4,), buckets={4: ()}, draft_slots=cuts, chunk=64)
+    engine = make(drafter, schedule="fixed", needs=(need,), slot_buckets=(4,), buckets={4: ()}, draft_slots=cuts, chunk=64)
     engine.warm_up()
     seen = []
     engine._inject = lambda program, engine=engine, seen=seen: program == "verify" and seen.append(sum(r is not None and r.speculation for r in engine._held))
-    numbers = [engine.submit(PROMPTS[i], NEW, ignore_eos=True, speculation=i % 2 == 0, seed=i, temperature=i / 4) for i in ALL]
+    numbers = [engine.submit(PROMPTS[i], NEW, ignore_eos=True, speculation=i % 2 == 0, seed=i, temperature=i / 4 if need == "plain" else 0.0) for i in ALL]
     with Compilations() as compilations:
       engine.run()
     assert compilations.count == 0 and {1, 2} <= set(seen)
@@ -420,6 +420,17 @@ def test_a_pass_over_some_slots_drafts_what_one_over_all_does(kind):
   few, all_of_them = served
   assert [(c.tokens, c.rounds) for c in few] == [(c.tokens, c.rounds) for c in all_of_them]
   assert [any(d for d, _, _ in c.rounds) for c in few] == [i % 2 == 0 for i in ALL]
+
+
+def test_cut_passes_in_front_of_every_bucket_compile_nothing():
+  """Whatever the drafter's pass was cut to, the rounds behind it are those that were warmed up."""
+  engine = make(buckets={4: (6, 10)}, draft_slots=(1, 2), slot_buckets=(4,))
+  engine.warm_up()
+  numbers = [engine.submit(PROMPTS[i], NEW, ignore_eos=True, speculation=i % 4 == 0) for i in ALL]
+  with Compilations() as compilations:
+    engine.run()
+  assert compilations.count == 0 and set(engine.stats()["buckets"]) >= {6, 10}
+  assert [engine.result(n).tokens for n in numbers] == plain()
 
 
 def test_few_requests_in_many_slots_are_drafted_for():
