@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from specdec_jax.models.delta import State as DeltaState
 from specdec_jax.models.delta import Update
+from specdec_jax.models.rows import Rows
 from specdec_jax.typing import Float, Int
 
 
@@ -73,28 +74,35 @@ def as_values(rows: Float["B T K H"]) -> Float["B K T H"]:
   return rows.swapaxes(1, 2)
 
 
-def write_layer(keys: Float["B K H S"], values: Float["B K S H"], k: Float["B T K H"], v: Float["B T K H"], start: Int["B"]):
-  """One layer's buffers with rows k, v at positions start … start+T-1 of each slot; rows beyond the end are dropped."""
-  k, v, slots, at = _placed(k, v, start, keys.shape[-1])
+def write_layer(
+    keys: Float["B K H S"], values: Float["B K S H"], k: Float["B T K H"], v: Float["B T K H"], start: Int["B"], rows: Rows | None = None,
+):
+  """One layer's buffers with rows k, v at positions start … start+T-1 of each slot; rows beyond the end are dropped. With `rows`, k and v
+  are flat, [1,n,K,H], and only what is a token is written."""
+  k, v, slots, at = _placed(k, v, start, keys.shape[-1], rows)
   return (keys.at[slots, :, :, at].set(k.astype(keys.dtype), mode="drop", unique_indices=True),
           values.at[slots, :, at].set(v.astype(values.dtype), mode="drop", unique_indices=True))
 
 
-def write_stacked(keys, values, layer: Int[""], k: Float["B T K H"], v: Float["B T K H"], start: Int["B"]):
+def write_stacked(keys, values, layer: Int[""], k: Float["B T K H"], v: Float["B T K H"], start: Int["B"], rows: Rows | None = None):
   """The same for layer `layer` of stacked buffers, in place at (layer, slot, position)."""
-  k, v, slots, at = _placed(k, v, start, keys.shape[-1])
+  k, v, slots, at = _placed(k, v, start, keys.shape[-1], rows)
   return (keys.at[layer, slots, :, :, at].set(k.astype(keys.dtype), mode="drop", unique_indices=True),
           values.at[layer, slots, :, at].set(v.astype(values.dtype), mode="drop", unique_indices=True))
 
 
-def _placed(k, v, start, capacity: int):
+def _placed(k, v, start, capacity: int, rows: Rows | None):
   """The rows with their slot and position indices, as a scatter of two rows or more: of one row XLA makes a slice update,
   which its CPU backend fuses into every reader of the buffer, each time copying the buffer.
 
   Values that are no numbers are stored as 0: a rejected draft's row is masked later, but 0 · NaN would still be NaN."""
   v = jnp.where(jnp.isfinite(v), v, 0)
-  at = start[:, None] + jnp.arange(k.shape[1])
+  index = jnp.arange(k.shape[1])
+  if rows is None:
+    slots, at = jnp.arange(k.shape[0])[:, None], start[:, None] + index
+  else:
+    slots, at = rows.slot[None], jnp.where(index < rows.count, start[rows.slot] + rows.offset, capacity + index)[None]
   if at.size == 1:
     k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (k, v))
     at = jnp.pad(at, ((0, 0), (0, 1)), constant_values=capacity)  # Dropped.
-  return k, v, jnp.arange(k.shape[0])[:, None], at
+  return k, v, slots, at

@@ -115,20 +115,20 @@ class Decoder(nn.Module):
           out, new = self._attend_cached(q, k, v, buffers, index, start, window, rows, reach)
           return out if gate is None else out * gate, new
         if rows is not None:
-          q, k, v = map(rows.pad, (q, k, v))
+          q = rows.pad(q)
         if buffers is None:
           new, held = None, (cache_lib.as_keys(k), cache_lib.as_values(v))
         elif index is None:
-          new = held = cache_lib.write_layer(*buffers, k, v, start)
+          new = held = cache_lib.write_layer(*buffers, k, v, start, rows)
         else:
-          new = cache_lib.write_stacked(*buffers, index, k, v, start)
+          new = cache_lib.write_stacked(*buffers, index, k, v, start, rows)
           held = tuple(jax.lax.dynamic_index_in_dim(b, index, keepdims=False) for b in new)
         if buffers is not None:
           held = held[0][..., :reach], held[1][..., :reach, :]
         out = attend(q, *(r.astype(h.dtype) for r in held), seen, c.score_scale)
+        out = out if rows is None else rows.flat(out)
         if buffers is not None:  # The cache holds 0 for values that are no numbers; the row that they come from must not hide it.
           out = jnp.where(jnp.isfinite(v).all((2, 3))[..., None, None, None], out, jnp.nan)
-        out = out if rows is None else rows.flat(out)
         return out if gate is None else out * gate, new
 
       return mix

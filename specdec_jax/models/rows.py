@@ -8,11 +8,13 @@ from specdec_jax.typing import Int
 
 @flax.struct.dataclass
 class Rows:
-  """n rows of a [B,T] layout: row i is token `offset` [n] of slot `slot` [n]; `place` [B,T]: the row of each token."""
+  """n rows of a [B,T] layout: row i is token `offset` [n] of slot `slot` [n]; `place` [B,T]: the row of each token. The first `count`
+  rows are tokens, the others repeat some."""
 
   slot: Int["n"]
   offset: Int["n"]
   place: Int["B T"]
+  count: Int[""]
 
   def flat(self, x):
     """[B,T,…] to [1,n,…]."""
@@ -31,4 +33,4 @@ def flatten(counts: Int["B"], width: int, bucket: int) -> Rows:
   slot = jnp.minimum(jnp.searchsorted(ends, index, side="right"), len(counts) - 1)
   starts = ends - counts
   offset = jnp.clip(index - starts[slot], 0, width - 1)
-  return Rows(slot, offset, jnp.minimum(starts[:, None] + jnp.arange(width), bucket - 1))
+  return Rows(slot, offset, jnp.minimum(starts[:, None] + jnp.arange(width), bucket - 1), ends[-1])
