@@ -6,6 +6,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from experiments import comparison
+from experiments.load import throughput
 from specdec_jax.report import PALETTE, Record
 
 
@@ -25,8 +26,8 @@ def load_curves(records: Sequence[Record]) -> Figure:
   for m, colour in zip(dict.fromkeys(r["metrics"]["method"] for r in rows), PALETTE * 2):
     mine = [r for r in rows if r["metrics"]["method"] == m]
     at = [r["concurrency"] for r in mine]
-    axes[0].plot([r["metrics"]["user_tps"] for r in mine], [r["metrics"]["tokens_per_s"] for r in mine], ".-", label=m, color=colour)
-    axes[1].plot(at, [r["metrics"]["tokens_per_s"] for r in mine], ".-", label=m, color=colour)
+    axes[0].plot([r["metrics"]["user_tps"] for r in mine], [throughput(r) for r in mine], ".-", label=m, color=colour)
+    axes[1].plot(at, [throughput(r) for r in mine], ".-", label=m, color=colour)
     axes[2].plot(at, [r["metrics"]["verify_length"] or 1.0 for r in mine], ".-", label=m, color=colour)
   axes[0].set(xlabel="tokens per second of a user", ylabel="tokens per second of all")
   axes[1].set(xlabel="requests at once", ylabel="tokens per second of all", xscale="log")

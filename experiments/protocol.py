@@ -52,9 +52,9 @@ def grid(config, engine: Engine, alone: Engine, prompts, expected, workdir) -> l
     for repeat in range(config.repeats):
       for one in (alone, engine) if repeat % 2 == 0 else (engine, alone):
         before = one.compiled
-        served, wall = closed(one, requests, concurrency, temperature=0.0)
-        same = sum(s.tokens == expected[tuple(p)][:new] for s, (p, _) in zip(served, requests, strict=True))
-        runs[one].append({**figures(served, wall), "same": same, "compiled": one.compiled - before})
+        run = closed(one, requests, concurrency, temperature=0.0)
+        same = sum(s.tokens == expected[tuple(p)][:new] for s, (p, _) in zip(run.served, requests, strict=True))
+        runs[one].append({**figures(run), "same": same, "compiled": one.compiled - before})
     base = None
     for one, found in runs.items():
       middle = sorted(found, key=lambda f: f["tokens_per_s"])[len(found) // 2]

@@ -2,7 +2,7 @@
 
   python -m experiments.serve_load --config=configs/tiny/serve.py --workdir=runs/tiny_serve
 
-Closed loop: so many requests at once, each replaced as it ends, in an engine of as many slots. Open loop: requests come by themselves,
+Closed loop: so many requests at once, each replaced as it ends, in an engine of as many slots; tokens/s up to the last replacement. Open loop: requests come by themselves,
 evenly at random (Poisson) or in bursts, whether or not the engine keeps up. Every engine serves the same requests; repeats take turns.
 """
 
@@ -17,13 +17,13 @@ from rich import progress
 
 import specdec_jax
 from experiments import common, plots
-from experiments.load import arrivals, buckets, closed, figures, opened
+from experiments.load import Load, arrivals, buckets, closed, figures, opened
 from experiments.measure import load_prompts
 from specdec_jax import facts, report
 from specdec_jax.engine import Engine
 
 COLUMNS = (
-    ("load", "metrics.load", ""), ("method", "metrics.method", ""), ("requests at once", "concurrency", ""), ("tokens/s", "metrics.tokens_per_s", ".0f"),
+    ("load", "metrics.load", ""), ("method", "metrics.method", ""), ("requests at once", "concurrency", ""), ("tokens/s", "metrics.held_tokens_per_s", ".0f"),
     ("user tokens/s p50", "metrics.user_tps", ".0f"), ("ttft p50 (s)", "metrics.ttft.p50", ".3f"), ("p90", "metrics.ttft.p90", ".3f"),
     ("p99", "metrics.ttft.p99", ".3f"), ("latency p50 (s)", "metrics.request_latency.p50", ".2f"), ("p90", "metrics.request_latency.p90", ".2f"),
     ("p99", "metrics.request_latency.p99", ".2f"), ("accepted length", "metrics.accepted_length", ".2f"),
@@ -46,12 +46,12 @@ def make_engines(config, target, slots: Sequence[int]) -> dict[str, Engine]:
   return engines
 
 
-def record(config, engine: Engine, name: str, load: str, concurrency, served, wall, expected, executables):
+def record(config, engine: Engine, name: str, load: str, concurrency, run: Load, expected, executables):
   """The results record of one run; `expected`: the target's own texts, where they must be equal."""
-  stats = engine.stats()
+  stats, served = engine.stats(), run.served
   same = None if expected is None else sum(s.tokens == e for s, e in zip(served, expected, strict=True))
   found = {
-      **figures(served, wall), "load": load, "method": name, "batch_use": stats["batch_use"],
+      **figures(run), "load": load, "method": name, "batch_use": stats["batch_use"],
       "buckets": {str(k): v for k, v in stats["buckets"].items()}, "queue": {str(k): v for k, v in stats["queue"].items()},
       "verify_tokens": {str(k): v for k, v in stats["verify_tokens"].items()}, **engine.plan}
   return common.record(
@@ -99,16 +99,16 @@ def main(argv):
           before = engine.compiled
           engine.forget()
           if load == "closed":
-            served, wall = closed(engine, requests[: config.requests_each * level], level, temperature=config.temperature)
+            run = closed(engine, requests[: config.requests_each * level], level, temperature=config.temperature)
           else:
-            served, wall = opened(engine, requests, arrivals(load, level, len(requests), config.burst, config.seed + repeat), temperature=config.temperature)
+            run = opened(engine, requests, arrivals(load, level, len(requests), config.burst, config.seed + repeat), temperature=config.temperature)
           runs[name].append(record(
-              config, engine, name, load, level if load == "closed" else max(engine.slot_buckets), served, wall,
-              expected and expected[: len(served)], engine.compiled - before))
+              config, engine, name, load, level if load == "closed" else max(engine.slot_buckets), run,
+              expected and expected[: len(run.served)], engine.compiled - before))
           if load != "closed":
             runs[name][-1]["metrics"]["rate"] = level
       for found in runs.values():
-        records.append(sorted(found, key=lambda r: r["metrics"]["tokens_per_s"])[len(found) // 2])
+        records.append(sorted(found, key=lambda r: r["metrics"]["held_tokens_per_s"])[len(found) // 2])
         if expected is not None:  # Of all repeats.
           same = min(r["lossless"]["identical"] for r in found)
           records[-1]["lossless"] |= {"identical": same, "holds": same == records[-1]["lossless"]["n"]}

@@ -34,6 +34,7 @@ from experiments import (
   serve_load,
 )
 from experiments.commands import ROOT, command_of
+from experiments.load import throughput
 from specdec_jax import report
 from specdec_jax.report import Record, grid
 
@@ -141,21 +142,20 @@ def verify_times(records) -> str:
 
 def load_text(record) -> str:
   m = record["metrics"]
-  return f"{m['tokens_per_s']:.0f} ({m['user_tps']:.0f})" if m["user_tps"] else f"{m['tokens_per_s']:.0f}"
+  return f"{throughput(record):.0f} ({m['user_tps']:.0f})" if m["user_tps"] else f"{throughput(record):.0f}"
 
 
 def schedule_against(table) -> dict[str, dict]:
   """How the asynchronous schedule compares at each concurrency: with the best of the target alone and the fixed lengths, and with
   MTP-1 in speed per user at the same throughput (DSpark Figure 7; n/a outside of what was measured)."""
-  speed = lambda r: r["metrics"]["tokens_per_s"]
   mine, serial = table.get("asynchronous", {}), table.get("MTP-1", {})
   others = [found for name, found in table.items() if name == "target alone" or name.startswith("fixed")]
-  best = {c: f"{speed(r) / max(speed(o[c]) for o in others if c in o):.2f}" for c, r in mine.items() if any(c in o for o in others)}
-  curve = sorted((speed(r), r["metrics"]["user_tps"]) for r in mine.values() if r["metrics"]["user_tps"])
+  best = {c: f"{throughput(r) / max(throughput(o[c]) for o in others if c in o):.2f}" for c, r in mine.items() if any(c in o for o in others)}
+  curve = sorted((throughput(r), r["metrics"]["user_tps"]) for r in mine.values() if r["metrics"]["user_tps"])
   matched = {}
   for c, r in serial.items():
-    inside = curve and curve[0][0] <= speed(r) <= curve[-1][0] and r["metrics"]["user_tps"]
-    matched[c] = f"{np.interp(speed(r), *zip(*curve)) / r['metrics']['user_tps']:.2f}" if inside else "n/a"
+    inside = curve and curve[0][0] <= throughput(r) <= curve[-1][0] and r["metrics"]["user_tps"]
+    matched[c] = f"{np.interp(throughput(r), *zip(*curve)) / r['metrics']['user_tps']:.2f}" if inside else "n/a"
   return {"asynchronous / best of target alone and fixed": best, "user speed over MTP-1 at its throughput": matched}
 
 

@@ -665,7 +665,9 @@ class Engine:
     if not self.asynchronous:
       return None, None, self._places(size, able)
     wanted, chosen = self._speculation.plan([held[i].worth for i in able], running, size, self.draft_slots[size])
-    bucket = self._draft_bucket(size, running + wanted) if wanted else size
+    if not wanted:
+      return 0, size, None
+    bucket = self._draft_bucket(size, running + wanted)
     return bucket - running, bucket, self._places(size, [able[i] for i in chosen])
 
   def _places(self, size: int, wanted: Sequence[int]) -> tuple[int, ...] | None:
