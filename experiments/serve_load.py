@@ -99,7 +99,7 @@ def main(argv):
           before = engine.compiled
           engine.forget()
           if load == "closed":
-            run = closed(engine, requests[: config.requests_each * level], level, temperature=config.temperature)
+            run = closed(engine, requests[: max(config.requests_each * level, config.least_requests)], level, temperature=config.temperature)
           else:
             run = opened(engine, requests, arrivals(load, level, len(requests), config.burst, config.seed + repeat), temperature=config.temperature)
           runs[name].append(record(

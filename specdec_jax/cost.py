@@ -18,7 +18,7 @@ from specdec_jax.typing import Float
 
 FORMAT = 1
 OBSERVED = 0.2  # Weight of a new round in what rounds of its bucket take.
-OUTLIER = 3.0  # Times the estimate that one round can say at most.
+OUTLIER = 2.0  # Times the estimate that one round can say at most.
 
 
 class CostTableMissing(ValueError):

@@ -517,7 +517,7 @@ class Engine:
     flight = self._flights.popleft()
     output, logits = jax.device_get((flight.output, flight.confidence))
     before, self._collected = self._collected, time.perf_counter()
-    if flight.follows:
+    if flight.follows and (self._flights[0].follows if self._flights else self._follows):  # Else it shared the device with a prompt.
       self._speculation.observe(len(flight.requests), flight.bucket, self._collected - before, flight.places and len(flight.places))
     survival = None
     if logits is not None:

@@ -10,6 +10,7 @@ from specdec_jax.cost import CostTable, ServedCosts
 from specdec_jax.typing import Float
 
 SMOOTHING = 0.7  # Weight of the past in running means of confidences and acceptance.
+MARGIN = 1.1  # Times the tokens per second without drafts that drafts must promise: catching up and reading prompts cost the drafter, too.
 PROBE_EVERY = 64  # Rounds without any draft after which one is made, to see whether it would pay again.
 JUDGED_AFTER = 8  # Rounds with drafts before a request's drafts are judged.
 PAUSE, LONGEST_PAUSE = 16, 256  # Rounds that a request goes without drafts that do not pay; doubled every time.
@@ -71,7 +72,7 @@ class Speculation:
       return len(worths) * self.draft_length, everyone
     known = np.stack(known)
     best_first = np.argsort(-known.sum(1), kind="stable").tolist()
-    best = (0, [], 0.0)
+    best = (0, [], MARGIN * running * self.costs[size].sps()[size - 1])
     for n in passes[: bisect.bisect_left(passes, len(worths)) + 1]:
       chosen = best_first[:n]
       if 1 < n < len(worths):

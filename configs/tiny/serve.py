@@ -26,6 +26,7 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.max_length = 384
   c.concurrencies = (1, 2, 4, 8, 16, 32)
   c.requests_each = 8  # requests of a run for each one at once
+  c.least_requests = 48  # of a run
   c.open_loops = ("poisson", "bursts")
   c.open_slots = (4, 16)
   c.rates = (4.0, 10.0)  # requests a second
@@ -39,6 +40,6 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   if variant == "smoke":
     c.methods = ml_collections.ConfigDict({
         "target alone": dict(drafter="", schedule="fixed"), "asynchronous": dict(drafter="tiny/dspark", schedule="asynchronous")})
-    c.prompts_per_dataset, c.max_new_tokens, c.concurrencies, c.requests_each = 2, (6, 12), (2,), 3
+    c.prompts_per_dataset, c.max_new_tokens, c.concurrencies, c.requests_each, c.least_requests = 2, (6, 12), (2,), 3, 6
     c.rows_per_slot, c.open_loops, c.open_slots, c.rates, c.profile_repeats, c.repeats = (3,), ("poisson", "bursts"), (2,), (50.0,), 2, 1
   return c
