@@ -152,10 +152,10 @@ def prefill(
 
 
 def read(
-    method: Method, params, drafter_params, state: DecodeState, tokens: Int["B T"], lengths: Int["B"],
+    method: Method, params, drafter_params, state: DecodeState, tokens: Int["B T"], lengths: Int["B"], reach: int | None = None,
 ) -> tuple[DecodeState, Float["B D"]]:
-  """Feeds the next `lengths` tokens of prompts: (state, final hidden state of each one's last token)."""
-  hidden, taps, cache = method.decoder.apply({"params": params}, tokens, state.cache, taps=method.taps)
+  """Feeds the next `lengths` tokens of prompts: (state, final hidden state of each one's last token); reach: as in `verify_draft`."""
+  hidden, taps, cache = method.decoder.apply({"params": params}, tokens, state.cache, taps=method.taps, reach=reach)
   last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], 1)[:, 0]
   sound = (jnp.isfinite(hidden).all(-1) | (jnp.arange(tokens.shape[1]) >= lengths[:, None])).all(1)
   start = state.cache.lengths

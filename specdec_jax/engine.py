@@ -433,7 +433,8 @@ class Engine:
       if any(self._held) and spent > self.chunk:
         return
       tokens[0, : len(part)] = part
-      row, last = self._launch("read", self.method, self.target.params, self._weights, filling.row, tokens, np.array([len(part)], np.int32))
+      reach = self._bucket_of(self.reaches, filling.done + len(part))
+      row, last = self._launch("read", self.method, self.target.params, self._weights, filling.row, tokens, np.array([len(part)], np.int32), reach)
       self._filling = dataclasses.replace(filling, done=filling.done + len(part), row=row)
       if self._filling.done == len(filling.text):
         self._admit(filling.request, row, last)
@@ -685,8 +686,8 @@ class Engine:
     for used in [whole] + [alone] * (self.fallback and self.drafter is not None):
       self.method, self._weights = used
       row = self._empty(1, finish=RUNNING)
-      for n in sorted({_chunk_bucket(k, self.chunk) for k in range(1, self.chunk + 1)}):
-        row, last = self._run("read", self.method, self.target.params, self._weights, row, np.zeros((1, n), np.int32), np.array([1], np.int32))
+      for n, reach in itertools.product(sorted({_chunk_bucket(k, self.chunk) for k in range(1, self.chunk + 1)}), self.reaches):
+        row, last = self._run("read", self.method, self.target.params, self._weights, row, np.zeros((1, n), np.int32), np.array([1], np.int32), reach)
       for need in self.needs:
         table = stack([None], need, self.target.vocab)
         row, _ = self._run("first", self.method, need, self.target.vocab, self.target.params, row, last, table)

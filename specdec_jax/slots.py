@@ -129,7 +129,7 @@ def _empty(method: Method, length: int, dtype: str, emitted: Int["B"], counts: I
 
 PROGRAMS = {
     "empty": jax.jit(_empty, static_argnums=(0, 1, 2)),
-    "read": jax.jit(decode.read, static_argnums=0, donate_argnums=3),
+    "read": jax.jit(decode.read, static_argnums=(0, 6), donate_argnums=3),
     "first": jax.jit(_first, static_argnums=(0, 1, 2), donate_argnums=4),
     "insert": jax.jit(_insert, static_argnums=0, donate_argnums=1),
     "reorder": jax.jit(_reorder, static_argnums=0),
