@@ -1,7 +1,7 @@
 """DFlash for SmolLM2-135M-Instruct: block backbone alone, slot 0 silent, cross-entropy.
 
   make smollm2 && .venv/bin/python -m experiments.train_drafter --config=configs/smollm2/dflash.py --workdir=runs/smollm2_dflash \
-    --config.responses=runs/smollm2_responses.jsonl --config.feature_cache=runs/smollm2_features
+    --config.responses=configs/smollm2/responses.jsonl --config.feature_cache=runs/smollm2_features
 
 2 CPU cores, hours. Data, steps and optimizer are those of configs/smollm2/dspark.py. Accepted lengths: docs/results.md.
 """
