@@ -146,7 +146,8 @@ class Engine:
   as many as the target has positions).
   schedule: "fixed" (draft_length drafts), "asynchronous" (by cost tables `sps`: one for each slot bucket, or one for all; `profile`
   measures them), or a function of the confidences, for whose lengths the host has to wait. buckets: rows of a verify call, by
-  slot bucket; draft_slots: how many slots the drafter's pass may be cut to where not all are drafted for (None: a half and a quarter);
+  slot bucket; draft_slots: how many slots the drafter's pass may be cut to where not all are drafted for (None: a half and a quarter;
+  none on a mesh of several, or for a schedule that is a function);
   reaches: cache rows that a round reads (128, 256, …); needs: what code is compiled for (NEEDS), requests that need more are refused. queue: requests that may wait. chunk:
   prompt tokens read between two rounds. memory: bytes that caches may take; fewer slots where more do not fit. adaptive: correct
   the cost tables by the rounds that are served, and pause drafting for a request that it does not pay for. overlap: launch a round before the one before is read. drafter may be a name;
@@ -212,7 +213,8 @@ class Engine:
     self.slots, self.plan = slots, memory_plan(target, drafter, self.method, slots, self.length)
     self.slot_buckets = tuple(sorted({s for s in wanted if s < slots} | {slots}))
     self.buckets = {s: self._grid(s, (buckets or {}).get(s)) for s in self.slot_buckets}
-    cuts = {s: [] if ways > 1 else [s // 4, s // 2] if draft_slots is None else draft_slots for s in self.slot_buckets}
+    whole = ways > 1 or callable(schedule)  # Such a schedule weighs the drafts of all slots beside the tokens of all.
+    cuts = {s: [] if whole else [s // 4, s // 2] if draft_slots is None else draft_slots for s in self.slot_buckets}
     self.draft_slots = {s: tuple(sorted({n for n in cuts[s] if 0 < n < s} | {s})) for s in self.slot_buckets}
     self.reaches = tuple(sorted({n for n in ([128 * 2**i for i in range(20)] if reaches is None else reaches) if n < self.length} | {self.length}))
     self.costs: dict[int, CostTable] = {}

@@ -433,6 +433,20 @@ def test_cut_passes_in_front_of_every_bucket_compile_nothing():
   assert [engine.result(n).tokens for n in numbers] == plain()
 
 
+def test_a_schedule_of_ones_own_sees_every_slot():
+  """It weighs drafts by what a step of all slots costs, so a pass over some of them would tell it of too few tokens."""
+  seen = set()
+
+  def weighed(confidence):
+    seen.add(confidence.shape)
+    return schedule.causal(confidence, CHEAP.sps(24))
+
+  engine = make(schedule=weighed, draft_slots=(1, 2), slot_buckets=(4,))
+  numbers = [engine.submit(PROMPTS[i], NEW, ignore_eos=True, speculation=i % 4 == 0) for i in range(4)]
+  engine.run()
+  assert seen == {(4, 5)} and [engine.result(n).tokens for n in numbers] == plain()[:4]
+
+
 def test_few_requests_in_many_slots_are_drafted_for():
   """As many tokens as slots are not a round without drafts."""
   target = toys.target()
