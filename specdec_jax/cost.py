@@ -17,7 +17,7 @@ import numpy as np
 from specdec_jax.typing import Float
 
 FORMAT = 1
-OBSERVED = 0.2  # Weight of a new round in what rounds of its bucket take.
+OBSERVED = 0.02, 0.1  # Least weight of a new round without and with drafts in what such rounds take: the mean of all until then.
 OUTLIER = 2.0  # Times the estimate that one round can say at most.
 
 
@@ -75,13 +75,14 @@ class CostTable:
 class ServedCosts:
   """What rounds cost while they are served: a table's seconds by bucket, corrected by those that rounds took.
 
-  A table is measured with nothing else going on, and with drafts for every slot.
+  A table is measured with nothing else going on, and with drafts for every slot. Rounds with drafts are counted in rounds without: what
+  slows all of them down then says nothing for the one or the other, and the few with drafts need not be seen again.
   """
 
   def __init__(self, table: CostTable, grid: Sequence[int]):
     """grid: the buckets that are served, rising; the first is that of rounds without drafts."""
     self._grid, self._table = list(grid), 1 / table.sps(grid[-1])[np.array(grid) - 1]
-    self._served = np.full(len(grid), np.nan)
+    self._base, self._served, self._rounds = self._table[0], np.full(len(grid), np.nan), np.zeros(len(grid), int)
     self._bucket = np.searchsorted(grid, np.arange(1, grid[-1] + 1))
     self._saved = {n: max(table.draft[-1][1] - seconds, 0.0) for n, seconds in table.draft}
     self._fit()
@@ -89,7 +90,7 @@ class ServedCosts:
   @property
   def served(self) -> dict[int, float]:
     """Seconds by bucket, of those that rounds were seen of."""
-    return {n: float(s) for n, s in zip(self._grid, self._served) if np.isfinite(s)}
+    return {n: float(s * self._base) for n, s in zip(self._grid, self._served) if np.isfinite(s)}
 
   def sps(self, drafted: int | None = None) -> Float["n"]:
     """Rounds per second for 1, 2, … tokens of the largest bucket, where `drafted` slots of all are drafted for (None: all)."""
@@ -102,13 +103,21 @@ class ServedCosts:
     i = self._grid.index(bucket)
     seconds += self._saved.get(drafted, 0.0) if i else 0.0
     seconds = min(max(seconds, self._seconds[i] / OUTLIER), self._seconds[i] * OUTLIER)
-    self._served[i] = seconds if np.isnan(self._served[i]) else OBSERVED * seconds + (1 - OBSERVED) * self._served[i]
+    self._rounds[i] += 1
+    weight = max(1 / self._rounds[i], OBSERVED[i > 0])
+    mean = lambda old, new: new if weight == 1 else weight * new + (1 - weight) * old
+    if i:
+      self._served[i] = mean(self._served[i], seconds / self._base)
+    else:
+      before, self._base, self._served[0] = self._base, mean(self._base, seconds), 1.0
+      if weight == 1:  # Rounds with drafts were counted in the table's.
+        self._served[1:] *= before / self._base
     self._fit()
 
   def _fit(self) -> None:
     """Buckets that were not seen differ from the table as the nearest one does that was, with drafts as with drafts. Without drafts
     they are not dearer for that: they are tried where they seem to pay, and seen then."""
-    ratio, seen = self._served / self._table, np.flatnonzero(np.isfinite(self._served))
+    ratio, seen = self._base * self._served / self._table, np.flatnonzero(np.isfinite(self._served))
     self._seconds = self._table.copy()
     for i in range(len(self._grid)):
       like = seen[seen > 0] if i and (seen > 0).any() else seen

@@ -78,6 +78,7 @@ class _Request:
   rounds: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
   deliveries: list[tuple[float, int]] = dataclasses.field(default_factory=list)
   worth: Worth = dataclasses.field(default_factory=Worth)
+  kept: bool = True  # Whether its context is kept up for the drafter.
   offered: bool = False  # Whether it could be drafted for at all.
   epoch: int = 0
   streamed: int = 0
@@ -219,6 +220,8 @@ class Engine:
     self.reaches = tuple(sorted({n for n in ([128 * 2**i for i in range(20)] if reaches is None else reaches) if n < self.length} | {self.length}))
     self.costs: dict[int, CostTable] = {}
     self._speculation = Speculation(self.method.draft_length, self.buckets, adaptive)
+    self._choosing = self.asynchronous and adaptive  # Which requests get a drafter's context.
+    self._alone = dataclasses.replace(self.method, drafter=None)  # For those that do not: from the same noise.
     if sps is not None:
       self.use_costs(sps)
     self._inject = inject or (lambda program: None)
@@ -272,10 +275,11 @@ class Engine:
   def _bucket_of(grid: Sequence[int], n: int) -> int:
     return grid[bisect.bisect_left(grid, n)]
 
-  def _reach(self) -> int:
-    """Cache rows to read: those of the longest request, and what rounds in flight may have added."""
+  def _reach(self, drafting: bool) -> int:
+    """Cache rows that a round reads: those of the longest request, what rounds in flight may have added, and its own."""
     longest = max(len(r.prompt) + len(r.tokens) for r in self._live())
-    return self._bucket_of(self.reaches, min(longest + (1 + self.method.draft_length) * (2 + len(self._flights)), self.length))
+    drafts = drafting + sum(f.bucket is not None and f.bucket != len(f.requests) for f in self._flights)  # Rounds with some.
+    return self._bucket_of(self.reaches, min(longest + 1 + len(self._flights) + drafts * self.method.draft_length, self.length))
 
   def use_costs(self, sps: CostTable | Mapping[int, CostTable]) -> None:
     """Cost tables for the asynchronous schedule and for judging drafts. Raises ValueError where one is missing."""
@@ -425,7 +429,8 @@ class Engine:
         request = self._queue[0]
         counts = np.zeros((1, self.target.vocab), np.int32)
         np.add.at(counts[0], request.tokens, 1)  # It has some where it was interrupted.
-        row = self._empty(1, np.array([len(request.tokens)], np.int32), counts, RUNNING, self._launch)
+        request.kept = self._keeps(request)
+        row = self._empty(1, np.array([len(request.tokens)], np.int32), counts, RUNNING, self._launch, request.kept)
         self._filling = _Filling(request, request.prompt + request.tokens, 0, row)
         self._queue.popleft()
       filling = self._filling
@@ -436,7 +441,8 @@ class Engine:
         return
       tokens[0, : len(part)] = part
       reach = self._bucket_of(self.reaches, filling.done + len(part))
-      row, last = self._launch("read", self.method, self.target.params, self._weights, filling.row, tokens, np.array([len(part)], np.int32), reach)
+      method, weights = self._keeper(filling.request.kept)
+      row, last = self._launch("read", method, self.target.params, weights, filling.row, tokens, np.array([len(part)], np.int32), reach)
       self._filling = dataclasses.replace(filling, done=filling.done + len(part), row=row)
       if self._filling.done == len(filling.text):
         self._admit(filling.request, row, last)
@@ -447,12 +453,18 @@ class Engine:
     if len(live) == len(self._held):
       self._resize(min(s for s in self.slot_buckets if s > len(live)))
     row, output = self._launch(
-        "first", self.method, request.need, self.target.vocab, self.target.params, row, last, stack([request.settings], request.need, self.target.vocab))
+        "first", self._keeper(request.kept)[0], request.need, self.target.vocab, self.target.params, row, last, stack([request.settings], request.need, self.target.vocab))
     slot = self._held.index(None)
-    self._state = self._launch("insert", self.target.decoder.stacked, self._state, row, np.int32(slot))
+    if not any(r.kept for r in live):  # Whatever the others lack, nobody drafts for them.
+      self._behind = 0
+    self._insert(row, slot, request.kept, self._launch)
     self._held[slot] = request
     self._settings.clear()
     self._fly((request,), None, output, None)
+
+  def _insert(self, row: DecodeState, slot: int, kept: bool, launch: Callable) -> None:
+    part, rest = self._part(kept)
+    self._state = launch("insert", self.target.decoder.stacked, part, row, np.int32(slot)).replace(**rest)
 
   def _round(self) -> None:
     """Launches a round over the slots."""
@@ -463,10 +475,12 @@ class Engine:
     need = max((r.need for r in self._live()), key=NEEDS.index)
     if need not in self._settings:
       self._settings[need] = jax.device_put(stack([r and r.settings for r in held], need, self.target.vocab))
-    (budget, bucket, places), reach = self._pick(held, most), self._reach()
+    budget, bucket, places = self._pick(held, most)
     drafting = bucket != size
+    reach = self._reach(drafting)
     made = self._none[size]
-    if self._behind and self.method.drafter and (drafting or self._behind == DEFERRED):
+    kept = any(r.kept for r in self._live())
+    if self._behind and self.method.drafter and kept and (drafting or self._behind == DEFERRED):
       self._state = self._launch("catch_up", self.method, self._weights, self._state)
       self._behind = 0
     if drafting:
@@ -475,7 +489,7 @@ class Engine:
         bucket = self._draft_bucket(size, int(alive.sum() + np.asarray(made.lengths).sum()))
     self._speculation.launched(drafting)
     self._behind += not drafting
-    output = self._judge(self._launch, need, reach, self._settings[need], alive, made, bucket)
+    output = self._judge(self._launch, need, reach, self._settings[need], alive, made, bucket, kept)
     self._fly(held, bucket, output, made.proposal.confidence, places)
 
   def _draft(
@@ -485,13 +499,17 @@ class Engine:
     places = None if places is None else np.array(places, np.int32)
     return launch("draft", self.method, need, self.target.vocab, reach, self._weights, self._state, settings, alive, most, budget, places)
 
-  def _judge(self, launch: Callable, need: str, reach: int, settings: Settings, alive, made: Draft, bucket: int) -> RoundOutput:
-    """Verifies and commits; the state is that after the round then."""
-    cache, rest = self._state.cache, self._state.replace(cache=None)
-    verified = launch("verify", self.method, bucket, reach, self.target.params, cache, rest, made, alive)
+  def _judge(
+      self, launch: Callable, need: str, reach: int, settings: Settings, alive, made: Draft, bucket: int, kept: bool = True,
+  ) -> RoundOutput:
+    """Verifies and commits; the state is that after the round then. kept: whether any request's context is kept up for the drafter."""
+    (method, weights), (state, kept_back) = self._keeper(kept), self._part(kept)
+    cache, rest = state.cache, state.replace(cache=None)
+    verified = launch("verify", method, bucket, reach, self.target.params, cache, rest, made, alive)
     cache, fed = verified.cache.replace(fed=()), verified.cache.fed  # The one is given away, the other cannot be used again.
-    self._state, output = launch(
-        "commit", self.method, need, self.target.vocab, self._weights, rest, cache, verified.replace(cache=None), made, settings, alive, fed)
+    state, output = launch(
+        "commit", method, need, self.target.vocab, weights, rest, cache, verified.replace(cache=None), made, settings, alive, fed)
+    self._state = state.replace(**kept_back)
     return output
 
   def _launch(self, program: str, *args):
@@ -536,7 +554,7 @@ class Engine:
         counts = int(output.drafted[slot]), int(output.accepted[slot]), int(output.count[slot])
         request.rounds.append(counts)
         verified += 1 + counts[0]
-        if request.speculation:
+        if request.speculation and request.kept:
           self._speculation.learn(
               request.worth, *counts[:2], None if survival is None or slot not in (flight.places or (slot,)) else survival[slot],
               len(self._live()), len(self._held))
@@ -578,6 +596,7 @@ class Engine:
       text = self.target.tokenizer.decode(request.tokens)
     drafted = any(d for d, _, _ in request.rounds)
     unused = "no draft was worth its cost" if request.rounds else "it ended before its first round"
+    self._speculation.ended(request.worth)
     why = request.why or self.why_off or (None if drafted else unused)
     request.served = Served(
         list(request.tokens), text, reason, list(request.rounds), list(request.logprobs) if self.method.logprobs else None, error,
@@ -591,10 +610,10 @@ class Engine:
 
   # Slots.
 
-  def _empty(self, size: int, emitted=None, counts=None, finish: int = STOP, launch: Callable | None = None) -> DecodeState:
+  def _empty(self, size: int, emitted=None, counts=None, finish: int = STOP, launch: Callable | None = None, kept: bool = True) -> DecodeState:
     emitted = np.zeros(size, np.int32) if emitted is None else emitted
     counts = np.zeros((size, self.target.vocab), np.int32) if counts is None else counts
-    return (launch or self._run)("empty", self.method, self.length, self.target.dtype, emitted, counts, np.full(size, finish, np.int32))
+    return (launch or self._run)("empty", self._keeper(kept)[0], self.length, self.target.dtype, emitted, counts, np.full(size, finish, np.int32))
 
   def _resize(self, size: int) -> None:
     """Moves the running requests to the first of `size` slots."""
@@ -651,10 +670,27 @@ class Engine:
 
   def _most(self, request: _Request) -> int:
     """Drafts that a request may have verified this round."""
-    if not self._speculate or not request.speculation:
+    if not self._speculate or not request.speculation or not request.kept:
       return 0
     request.offered = True
     return self._speculation.most(request.worth)
+
+  def _keeps(self, request: _Request) -> bool:
+    """Whether the drafter reads a request's text, too. Where costs are not weighed it always does."""
+    if not self._choosing or self.method.drafter is None:
+      return True
+    running = min(len(self._live()) + 1 + len(self._queue), self.slots)
+    size = self._bucket_of(self.slot_buckets, running)
+    return request.speculation and self._speculation.pays(running, size, self.draft_slots[size])
+
+  def _keeper(self, kept: bool) -> tuple[Method, Any]:
+    """(method, weights of the drafter) of programs that keep its context up, or not."""
+    return (self.method, self._weights) if kept else (self._alone, None)
+
+  def _part(self, kept: bool) -> tuple[DecodeState, dict[str, Any]]:
+    """(the state that such programs take, the fields of the other part)."""
+    state = self._state
+    return (state, {}) if kept else (state.replace(drafter=None, pending=None), {"drafter": state.drafter, "pending": state.pending})
 
   def _pick(self, held: Sequence[_Request | None], most: Int["B"]) -> tuple[int | None, int | None, tuple[int, ...] | None]:
     """(drafts that the schedule may admit, rows of the verify call, slots to draft for). No budget where the lengths are fixed; no bucket
@@ -687,20 +723,29 @@ class Engine:
     alone = (decode.make_method(self.target, None, None, "fixed", self.method.rule, self.method.logprobs), None)
     for used in [whole] + [alone] * (self.fallback and self.drafter is not None):
       self.method, self._weights = used
-      row = self._empty(1, finish=RUNNING)
-      for n, reach in itertools.product(sorted({_chunk_bucket(k, self.chunk) for k in range(1, self.chunk + 1)}), self.reaches):
-        row, last = self._run("read", self.method, self.target.params, self._weights, row, np.zeros((1, n), np.int32), np.array([1], np.int32), reach)
-      for need in self.needs:
-        table = stack([None], need, self.target.vocab)
-        row, _ = self._run("first", self.method, need, self.target.vocab, self.target.params, row, last, table)
+      chunks = sorted({_chunk_bucket(k, self.chunk) for k in range(1, self.chunk + 1)})
+      keeping = (False, True) if self._choosing and self.method.drafter else (True,)
+      rows = {}
+      for kept in keeping:
+        (method, weights), row = self._keeper(kept), self._empty(1, finish=RUNNING, kept=kept)
+        for n, reach in itertools.product(chunks, self.reaches):
+          row, last = self._run("read", method, self.target.params, weights, row, np.zeros((1, n), np.int32), np.array([1], np.int32), reach)
+        for need in self.needs:
+          table = stack([None], need, self.target.vocab)
+          row, _ = self._run("first", method, need, self.target.vocab, self.target.params, row, last, table)
+        rows[kept] = row
       for size in self.slot_buckets:
         for other in self.slot_buckets:
           self._run("reorder", self.target.decoder.stacked, self._empty(other), np.zeros(size, np.int32))
-        self._state = self._run("insert", self.target.decoder.stacked, self._empty(size), row, np.int32(0))
+        self._state = self._empty(size)
+        for kept in keeping:
+          self._insert(rows[kept], 0, kept, self._run)
         for need in self.needs:
           for bucket, reach in itertools.product(self.buckets[size] if self.method.drafter else (size,), self.reaches):
             for drafted in self.draft_slots[size] if bucket == self.buckets[size][-1] else (size,):
               self._dry_round(size, need, bucket, reach, self._nobody(size, need), self._run, drafted)
+            if bucket == size and False in keeping:
+              self._dry_round(size, need, bucket, reach, self._nobody(size, need), self._run, size, kept=False)
         if self.method.drafter:
           self._run("catch_up", self.method, self._weights, self._state)
     self.method, self._weights = whole
@@ -713,15 +758,15 @@ class Engine:
   def _nobody(self, size: int, need: str) -> Settings:
     return jax.device_put(stack([None] * size, need, self.target.vocab))
 
-  def _dry_round(self, size: int, need: str, bucket: int, reach: int, settings: Settings, launch: Callable, drafted: int) -> RoundOutput:
-    """A round for nobody, in which `drafted` slots are drafted for."""
+  def _dry_round(self, size: int, need: str, bucket: int, reach: int, settings: Settings, launch: Callable, drafted: int, kept: bool = True) -> RoundOutput:
+    """A round for nobody, in which `drafted` slots are drafted for; kept: as in `_judge`."""
     alive = np.ones(size, bool)
     made = self._none[size]
     if bucket != size:
       most = np.full(size, self.method.draft_length, np.int32)
       made = self._draft(
           launch, need, reach, settings, alive, most, bucket - size if self.asynchronous else None, self._places(size, range(drafted)))
-    return self._judge(launch, need, reach, settings, alive, made, bucket)
+    return self._judge(launch, need, reach, settings, alive, made, bucket, kept)
 
   def profile(self, context: int, repeats: int = 10, need: str | None = None) -> dict[int, CostTable]:
     """A cost table for each slot bucket: rounds one behind another with every slot taken, `context` tokens each, drafting included where there are

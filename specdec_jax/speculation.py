@@ -1,6 +1,7 @@
 """How much an engine drafts: by what drafts are worth to each request, and by what rounds cost. The host's own, seen while it serves."""
 
 import bisect
+import collections
 import dataclasses
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +12,9 @@ from specdec_jax.typing import Float
 
 SMOOTHING = 0.7  # Weight of the past in running means of confidences and acceptance.
 MARGIN = 1.1  # Times the tokens per second without drafts that drafts must promise: catching up and reading prompts cost the drafter, too.
-PROBE_EVERY = 64  # Rounds without any draft after which one is made, to see whether it would pay again.
+PROBE_EVERY, LEAST_PROBES = 64, 1024  # Rounds without any draft after which some are made, to see; doubled every time.
+ENDED = 64  # Requests that ended last, which those to come are taken to be like; drafts are worth their while until an eighth have ended.
+PROBE_REQUESTS = 64  # Of which one is given a drafter's context although drafts would not pay.
 JUDGED_AFTER = 8  # Rounds with drafts before a request's drafts are judged.
 PAUSE, LONGEST_PAUSE = 16, 256  # Rounds that a request goes without drafts that do not pay; doubled every time.
 
@@ -47,7 +50,9 @@ class Speculation:
     self.draft_length, self.buckets, self.adaptive = draft_length, buckets, adaptive
     self.costs: dict[int, ServedCosts] = {}
     self.survival: np.ndarray | None = None  # Of all requests, for those that have had no round.
-    self._undrafted = 0
+    self._undrafted, self._probe = 0, PROBE_EVERY
+    self._ended: collections.deque[np.ndarray] = collections.deque(maxlen=ENDED)  # Survival.
+    self._refused = 0
 
   def use_costs(self, tables: Mapping[int, CostTable]) -> None:
     """A table for each number of slots; what was seen before is forgotten."""
@@ -70,18 +75,48 @@ class Speculation:
     known = [self.survival if w.survival is None else w.survival for w in worths]
     if any(k is None for k in known):
       return len(worths) * self.draft_length, everyone
-    known = np.stack(known)
-    best_first = np.argsort(-known.sum(1), kind="stable").tolist()
-    best = (0, [], MARGIN * running * self.costs[size].sps()[size - 1])
-    for n in passes[: bisect.bisect_left(passes, len(worths)) + 1]:
-      chosen = best_first[:n]
-      if 1 < n < len(worths):
-        chosen[-1] = max(best_first[n - 1 :], key=lambda i: worths[i].waited)
-      wanted, theta = best_budget(known[chosen], running, self.costs[size].sps(n), size)
-      best = max(best, (wanted, chosen, theta), key=lambda x: x[2])
-    if not best[0] and self._undrafted >= PROBE_EVERY:
+    best = self._best(np.stack(known), [w.waited for w in worths], running, size, passes)[:2]
+    if best[0]:
+      self._probe = PROBE_EVERY
+    elif self._undrafted >= self._probe:
+      self._probe = min(2 * self._probe, LEAST_PROBES)
       return len(worths), everyone
-    return best[:2]
+    return best
+
+  def _best(
+      self, known: Float["n L"], waited: Sequence[int], running: int, size: int, passes: Sequence[int],
+  ) -> tuple[int, list[int], float]:
+    """As `plan`, of requests of known survival, and how many times the tokens per second without drafts that promises; no drafts, and
+    once, where none promise MARGIN."""
+    best_first = np.argsort(-known.sum(1), kind="stable").tolist()
+    alone, best = running * self.costs[size].sps()[size - 1], (0, [], MARGIN)
+    for n in passes[: bisect.bisect_left(passes, len(known)) + 1]:
+      chosen = best_first[:n]
+      if 1 < n < len(known):
+        chosen[-1] = max(best_first[n - 1 :], key=waited.__getitem__)
+      wanted, theta = best_budget(known[chosen], running, self.costs[size].sps(n), size)
+      best = max(best, (wanted, chosen, theta / alone), key=lambda x: x[2])
+    return best if best[0] else (0, [], 1.0)
+
+  def ended(self, worth: Worth) -> None:
+    """A request is over."""
+    if worth.survival is not None:
+      self._ended.append(worth.survival)
+
+  def pays(self, running: int, size: int, passes: Sequence[int]) -> bool:
+    """Whether to give a new request a drafter's context, which costs in every round: whether drafts would pay for `running` requests at
+    once like those that ended last, on the whole. Without a context it is never drafted for. Some requests get one all the same, to see."""
+    if not self.adaptive or size not in self.costs or len(self._ended) < ENDED // 8:
+      return True
+    known, gains = np.stack(self._ended), []
+    for first in range(0, len(known), running):
+      some = np.take(known, range(first, first + running), 0, mode="wrap")
+      gains.append(self._best(some, [0] * running, running, size, passes)[2])
+    if np.mean(gains) > MARGIN:
+      self._refused = 0
+      return True
+    self._refused += 1
+    return self._refused % PROBE_REQUESTS == 0
 
   def launched(self, drafting: bool) -> None:
     """A round is under way, with drafts or without."""

@@ -65,9 +65,12 @@ def test_served_costs_correct_the_table():
   fresh.observe(8, 2.4)
   np.testing.assert_allclose(1 / fresh.sps()[[3, 7, 31]], [1.0, 2.4, 4.0])  # Rounds without drafts are tried before they are called dear.
   assert set(costs.served) == {4, 16} and costs.served[16] == pytest.approx(2.8, rel=1e-3)
+  for _ in range(300):
+    costs.observe(4, 1.0)
+  np.testing.assert_allclose(1 / costs.sps()[[3, 7, 15, 31]], [1.0, 4.8, 5.6, 8.0], rtol=3e-2)  # All of it is slower, also what is not seen.
   before = costs.served[16]
   costs.observe(16, 1000.0)  # One round that was held up.
-  assert costs.served[16] == pytest.approx(before * (1 + cost.OBSERVED * (cost.OUTLIER - 1)), rel=1e-3)
+  assert costs.served[16] == pytest.approx(before * (1 + cost.OBSERVED[1] * (cost.OUTLIER - 1)), rel=1e-3)
 
 
 def test_a_pass_over_fewer_requests_takes_less():

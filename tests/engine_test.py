@@ -295,6 +295,18 @@ def test_adaptive_speculation_pauses_what_does_not_pay(monkeypatch):
   assert got.tokens == specdec_jax.generate(toys.target(), None, [PROMPTS[0]], 100, ignore_eos=True)[0].tokens
 
 
+def same_context(context, slot: int, other, other_slot: int, length: int):
+  """Asserts that a drafter's states have the same in these slots, `length` tokens."""
+  for x, y in zip(*(jax.tree.leaves(z, is_leaf=lambda c: isinstance(c, Cache)) for z in (context, other)), strict=True):
+    if not isinstance(x, Cache):
+      np.testing.assert_allclose(x[slot], y[other_slot], atol=1e-5)
+      continue
+    assert x.lengths[slot] == y.lengths[other_slot] == length
+    for a, b in zip((*x.keys, *x.values), (*y.keys, *y.values), strict=True):
+      a, b = (np.moveaxis(z, z.shape.index(c.capacity), 0)[1:length] for z, c in ((a[slot], x), (b[other_slot], y)))
+      np.testing.assert_allclose(a, b, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["block", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_context_put_off_is_the_same_context(kind):
   """C39: eleven rounds without drafts, whose rows the drafter gets eight at once and before it drafts again: then it has what it would
@@ -320,18 +332,57 @@ def test_context_put_off_is_the_same_context(kind):
     _, taps, _ = target.decoder.apply({"params": target.params}, jnp.array([text]), taps=drafter.model.taps)
     fresh = drafter.model.extend(drafter.params, drafter.model.init_state(1, 64), taps, jnp.array([text]), positions, count)
     assert sum(d == 0 for d, _, _ in request.rounds) >= 5 and request.rounds[-1][0]
-    for cache, rows in zip(*(jax.tree.leaves(x, is_leaf=lambda c: isinstance(c, Cache)) for x in (context, fresh)), strict=True):
-      if not isinstance(cache, Cache):
-        np.testing.assert_allclose(cache[b], rows[0], atol=1e-5)
-        continue
-      n = int(cache.lengths[b])
-      assert n == rows.lengths[0] == len(text)
-      for x, y in zip((*cache.keys, *cache.values), (*rows.keys, *rows.values), strict=True):
-        x, y = (np.moveaxis(z, z.shape.index(c.capacity), 0)[1:n] for z, c in ((x[b], cache), (y[0], rows)))
-        np.testing.assert_allclose(x, y, atol=1e-5)
+    same_context(context, b, fresh, 0, len(text))
   engine.run()
   assert [engine.result(n).tokens for n in numbers.values()] == [
       c.tokens for c in specdec_jax.generate(target, None, [PROMPTS[i] for i in numbers], 30, ignore_eos=True)]
+
+
+@pytest.mark.parametrize("kind", ["block", pytest.param("eagle3", marks=pytest.mark.slow)])
+def test_requests_without_a_drafters_context(kind):
+  """Those that will not be drafted for are read and decoded as by the target alone, beside others and among themselves; the others are
+  drafted for as if everybody had a context, also behind rounds that nobody had one in."""
+  target = toys.target()
+  drafter = toys.block_drafter(target) if kind == "block" else toys.serial_drafter(target, kind)
+  served, contexts = [], []
+  for keeps in (lambda request: True, lambda request: request.speculation):
+    engine = make(drafter, schedule="fixed", needs=("plain",), slot_buckets=(4,), buckets={4: ()}, chunk=64)
+    engine._keeps = keeps
+    submit = lambda i, n, engine=engine: engine.submit(PROMPTS[i], n, ignore_eos=True, speculation=i % 2 == 0, seed=i, temperature=i / 4)
+    numbers = [submit(0, 8), submit(1, 27), submit(3, 27)]
+    for _ in range(22):
+      engine.step()
+    numbers += [submit(2, 30), submit(5, 3), submit(7, 9)]
+    for step in range(100):
+      engine.set_speculation(step >= 13)  # Rounds whose rows wait for the drafter.
+      engine.step()
+      if step == 17:
+        slot = next(b for b, r in enumerate(engine._held) if r and r.id == numbers[3])
+        contexts.append((jax.device_get(engine._state.drafter), slot))
+    served.append([engine.result(n) for n in numbers])
+  (context, slot), (other, other_slot) = contexts
+  lengths = next(c.lengths for c in jax.tree.leaves(context, is_leaf=lambda c: isinstance(c, Cache)) if isinstance(c, Cache))
+  same_context(context, slot, other, other_slot, int(lengths[slot]))
+  every, some = served
+  assert [(c.tokens, c.rounds) for c in some] == [(c.tokens, c.rounds) for c in every]
+  assert [any(d for d, _, _ in c.rounds) for c in some] == [True, False, False, True, False, False]
+  assert sum(d == 0 for d, _, _ in some[3].rounds) >= 10 and some[3].rounds[-1][0]
+
+
+def test_contexts_are_kept_where_drafts_pay_and_nothing_compiles():
+  """Dear drafts: when eight have ended that they did not pay for, others come without, and say so; cheap ones: they come with one again."""
+  engine = make(adaptive=True, sps=CHEAP, slot_buckets=(4,), draft_slots=(2,))
+  engine.warm_up()
+  with Compilations() as compilations:
+    first = serve(engine)
+    engine.use_costs(DEAR)
+    dear = serve(engine)
+    engine.use_costs(CHEAP)
+    cheap = serve(engine, speculation=True)
+  assert compilations.count == 0
+  assert [c.tokens for c in first] == [c.tokens for c in dear] == [c.tokens for c in cheap] == plain()
+  assert all(c.speculation["on"] for c in (*first, *cheap))
+  assert {(c.speculation["on"], c.speculation["why"]) for c in dear} == {(False, "no draft was worth its cost")}
 
 
 def test_reading_in_chunks_is_reading_at_once():
