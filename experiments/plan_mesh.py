@@ -94,7 +94,7 @@ class Models:
 def models(config, mesh: Mesh) -> Models:
   """Nothing is computed: initialisers are traced for their shapes."""
   c = presets.target_config(config.target)
-  decoder = Decoder(c)
+  decoder = Decoder(c, stacked=c.uniform)
   params = jax.eval_shape(lambda key: decoder.init(key, jnp.zeros((1, 8), jnp.int32), method="init_all")["params"], jax.random.key(0))
   params = shapes(params, mesh, dtype="bfloat16")
   model = drafter_model(presets.drafter_config(config.target, config.drafter), dtype="bfloat16")

@@ -3,7 +3,8 @@
   python -m experiments.serve_load --config=configs/tiny/serve.py --workdir=runs/tiny_serve
 
 Closed loop: so many requests at once, each replaced as it ends, in an engine of as many slots; tokens/s up to the last replacement. Open loop: requests come by themselves,
-evenly at random (Poisson) or in bursts, whether or not the engine keeps up. Every engine serves the same requests; repeats take turns.
+evenly at random (Poisson) or in bursts, whether or not the engine keeps up. Every engine serves the same requests; repeats take turns,
+after one that is not counted, in which costs are learned that no profile shows.
 """
 
 import os
@@ -80,7 +81,7 @@ def main(argv):
   records = []
   with progress.Progress(*progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[note]}"), console=screen) as bar:
     loads = [("closed", c) for c in config.concurrencies] + [(kind, rate) for kind in config.open_loops for rate in config.rates]
-    task = bar.add_task(target.name, total=len(loads) * config.repeats * len(config.methods), note="")
+    task = bar.add_task(target.name, total=len(loads) * (1 + config.repeats) * len(config.methods), note="")
     started, engines = (workdir / "results.jsonl").exists(), {}
     for load, level in loads:
       slots = (level,) if load == "closed" else config.open_slots
@@ -93,7 +94,7 @@ def main(argv):
           pinned = {k: v for k, v in engine.manifest().items() if k != "costs"}  # Which are measured anew.
           facts.claim(workdir / f"manifest_{name.replace(' ', '_')}_{max(slots)}.json", pinned | {"buckets": engine.buckets}, started)
       runs = {name: [] for name in engines}
-      for repeat in range(config.repeats):
+      for repeat in range(-1, config.repeats):
         for name, engine in engines.items():
           bar.update(task, advance=1, note=f"{load} {level:g}: {name}")
           before = engine.compiled
@@ -102,6 +103,8 @@ def main(argv):
             run = closed(engine, requests[: max(config.requests_each * level, config.least_requests)], level, temperature=config.temperature)
           else:
             run = opened(engine, requests, arrivals(load, level, len(requests), config.burst, config.seed + repeat), temperature=config.temperature)
+          if repeat < 0:
+            continue
           runs[name].append(record(
               config, engine, name, load, level if load == "closed" else max(engine.slot_buckets), run,
               expected and expected[: len(run.served)], engine.compiled - before))

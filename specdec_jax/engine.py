@@ -276,10 +276,10 @@ class Engine:
     return grid[bisect.bisect_left(grid, n)]
 
   def _reach(self, drafting: bool) -> int:
-    """Cache rows that a round reads: those of the longest request, what rounds in flight may have added, and its own."""
+    """Cache rows that a round reads: those of the longest request, what rounds in flight may add, and its own; the last token has none yet."""
     longest = max(len(r.prompt) + len(r.tokens) for r in self._live())
     drafts = drafting + sum(f.bucket is not None and f.bucket != len(f.requests) for f in self._flights)  # Rounds with some.
-    return self._bucket_of(self.reaches, min(longest + 1 + len(self._flights) + drafts * self.method.draft_length, self.length))
+    return self._bucket_of(self.reaches, min(longest + len(self._flights) + drafts * self.method.draft_length, self.length))
 
   def use_costs(self, sps: CostTable | Mapping[int, CostTable]) -> None:
     """Cost tables for the asynchronous schedule and for judging drafts. Raises ValueError where one is missing."""

@@ -23,7 +23,27 @@ def _qwen3(width: int, layers: int, heads: int, mlp: int, tied: bool) -> ModelCo
       max_positions=40_960, windows=(None,) * layers, qk_norm=True, tied=tied, bos=151_643, eos=(151_643, 151_645), pad=151_643)
 
 
+# config.json of the published 27 B pair (RELEASED_FORMATS §2).
+QWEN3_8_27B = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "tie_word_embeddings": False, "vision_config": {"depth": 27},
+    "text_config": {
+        "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24,
+        "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 17408, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 262144, "attn_output_gate": True, "full_attention_interval": 4, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "eos_token_id": 248044,
+        "rope_parameters": {
+            "rope_theta": 1e7, "rope_type": "default", "partial_rotary_factor": 0.25, "mrope_interleaved": True, "mrope_section": [11, 11, 10]}}}
+QWEN3_8_27B_DFLASH2 = {
+    "architectures": ["Qwen3DFlash2DraftModel"], "model_type": "qwen3", "vocab_size": 248320, "hidden_size": 5120, "num_hidden_layers": 5,
+    "num_target_layers": 64, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 17408, "hidden_act": "silu",
+    "rms_norm_eps": 1e-6, "max_position_embeddings": 262144, "layer_types": ["sliding_attention"] * 5, "sliding_window": 2048,
+    "use_sliding_window": True, "max_window_layers": 5, "is_causal": False, "rope_parameters": {"rope_theta": 1e7, "rope_type": "default"},
+    "dflash_config": {
+        "block_size": 8, "conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16, "mask_token_id": 248070,
+        "target_layer_ids": [5, 19, 33, 47, 61]}}
+
 TARGETS = {
+    "qwen3.8-27b": ModelConfig.from_published(QWEN3_8_27B),
     "qwen3-4b": _qwen3(2560, 36, 32, 9728, True),
     "qwen3-8b": _qwen3(4096, 36, 32, 12_288, False),
     "qwen3-14b": _qwen3(5120, 40, 40, 17_408, False),
@@ -54,8 +74,10 @@ def target_config(name: str) -> ModelConfig:
 
 def drafter_config(target: str, kind: str) -> DrafterConfig | SerialConfig:
   """The published drafter of a Qwen3 target: "dspark", "dflash", "eagle3" (DeepSpec) or "dflash2" (NeMo's example for Qwen3-8B,
-  here for each). Raises ValueError where none was published."""
+  here for each; of Qwen3.8-27B its own). Raises ValueError where none was published."""
   owner = target_config(target)
+  if (target, kind) == ("qwen3.8-27b", "dflash2"):
+    return DrafterConfig.from_published(QWEN3_8_27B_DFLASH2)
   if target not in _TAPS or kind not in (*_PARTS, "eagle3"):
     raise ValueError(f"no published {kind!r} drafter for {target!r}: {', '.join((*_PARTS, 'eagle3'))} for {', '.join(_TAPS)}")
   layers = 1 if kind == "eagle3" else 5

@@ -14,6 +14,7 @@ SMOOTHING = 0.7  # Weight of the past in running means of confidences and accept
 MARGIN = 1.1  # Times the tokens per second without drafts that drafts must promise: catching up and reading prompts cost the drafter, too.
 PROBE_EVERY, LEAST_PROBES = 64, 1024  # Rounds without any draft after which some are made, to see; doubled every time.
 ENDED = 64  # Requests that ended last, which those to come are taken to be like; drafts are worth their while until an eighth have ended.
+WEIGHED_EVERY = 16  # Requests for which the same is said, at the same load: to weigh it takes milliseconds.
 PROBE_REQUESTS = 64  # Of which one is given a drafter's context although drafts would not pay.
 JUDGED_AFTER = 8  # Rounds with drafts before a request's drafts are judged.
 PAUSE, LONGEST_PAUSE = 16, 256  # Rounds that a request goes without drafts that do not pay; doubled every time.
@@ -52,11 +53,11 @@ class Speculation:
     self.survival: np.ndarray | None = None  # Of all requests, for those that have had no round.
     self._undrafted, self._probe = 0, PROBE_EVERY
     self._ended: collections.deque[np.ndarray] = collections.deque(maxlen=ENDED)  # Survival.
-    self._refused = 0
+    self._refused, self._weighed = 0, {}
 
   def use_costs(self, tables: Mapping[int, CostTable]) -> None:
     """A table for each number of slots; what was seen before is forgotten."""
-    self.costs = {size: ServedCosts(table, self.buckets[size]) for size, table in tables.items()}
+    self.costs, self._weighed = {size: ServedCosts(table, self.buckets[size]) for size, table in tables.items()}, {}
 
   def most(self, worth: Worth) -> int:
     """Drafts that a request may have in this round; asked once a round."""
@@ -108,11 +109,15 @@ class Speculation:
     once like those that ended last, on the whole. Without a context it is never drafted for. Some requests get one all the same, to see."""
     if not self.adaptive or size not in self.costs or len(self._ended) < ENDED // 8:
       return True
-    known, gains = np.stack(self._ended), []
-    for first in range(0, len(known), running):
-      some = np.take(known, range(first, first + running), 0, mode="wrap")
-      gains.append(self._best(some, [0] * running, running, size, passes)[2])
-    if np.mean(gains) > MARGIN:
+    asked, worthwhile = self._weighed.get((running, size), (0, False))
+    if asked % WEIGHED_EVERY == 0:
+      known, gains = np.stack(self._ended), []
+      for first in range(0, len(known), running):
+        some = np.take(known, range(first, first + running), 0, mode="wrap")
+        gains.append(self._best(some, [0] * running, running, size, passes)[2])
+      worthwhile = np.mean(gains) > MARGIN
+    self._weighed[running, size] = asked + 1, worthwhile
+    if worthwhile:
       self._refused = 0
       return True
     self._refused += 1

@@ -338,6 +338,27 @@ def test_context_put_off_is_the_same_context(kind):
       c.tokens for c in specdec_jax.generate(target, None, [PROMPTS[i] for i in numbers], 30, ignore_eos=True)]
 
 
+def test_a_round_reads_no_fewer_rows_than_there_are():
+  """Rounds with and without drafts in turn, some in flight: what is asked for covers every request, and not much more."""
+  engine = make(schedule="fixed", slot_buckets=(4,), buckets={4: ()})
+  reach, spare = engine._reach, []
+
+  def checked(drafting: bool) -> int:
+    grid, engine.reaches = engine.reaches, tuple(range(engine.length + 1))
+    asked, engine.reaches = reach(drafting), grid
+    rows = max(int(n) for n, r in zip(engine._state.cache.lengths, engine._held) if r) + 1 + drafting * engine.method.draft_length
+    spare.append(asked - rows)
+    return reach(drafting)
+
+  engine._reach = checked
+  numbers = submit(engine)
+  for step in range(200):
+    engine.set_speculation(step % 5 < 2)
+    engine.step()
+  assert [engine.result(n).tokens for n in numbers] == plain()
+  assert min(spare) >= 0 and 0 in spare and max(spare) <= 2 * engine.method.draft_length and np.mean(spare) < engine.method.draft_length
+
+
 @pytest.mark.parametrize("kind", ["block", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_requests_without_a_drafters_context(kind):
   """Those that will not be drafted for are read and decoded as by the target alone, beside others and among themselves; the others are

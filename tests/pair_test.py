@@ -14,26 +14,10 @@ from specdec_jax.config import DrafterConfig, ModelConfig
 from specdec_jax.drafters import drafter_model
 from specdec_jax.hub import folder, layout
 from specdec_jax.models.decoder import Decoder
+from specdec_jax.presets import QWEN3_8_27B as TARGET
+from specdec_jax.presets import QWEN3_8_27B_DFLASH2 as DRAFTER
 from specdec_jax.sampling import make_sampling
 from tests import toys
-
-TARGET = {
-    "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "tie_word_embeddings": False, "vision_config": {"depth": 27},
-    "text_config": {
-        "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24,
-        "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 17408, "hidden_act": "silu", "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 262144, "attn_output_gate": True, "full_attention_interval": 4, "linear_num_key_heads": 16,
-        "linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "eos_token_id": 248044,
-        "rope_parameters": {
-            "rope_theta": 1e7, "rope_type": "default", "partial_rotary_factor": 0.25, "mrope_interleaved": True, "mrope_section": [11, 11, 10]}}}
-DRAFTER = {
-    "architectures": ["Qwen3DFlash2DraftModel"], "model_type": "qwen3", "vocab_size": 248320, "hidden_size": 5120, "num_hidden_layers": 5,
-    "num_target_layers": 64, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 17408, "hidden_act": "silu",
-    "rms_norm_eps": 1e-6, "max_position_embeddings": 262144, "layer_types": ["sliding_attention"] * 5, "sliding_window": 2048,
-    "use_sliding_window": True, "max_window_layers": 5, "is_causal": False, "rope_parameters": {"rope_theta": 1e7, "rope_type": "default"},
-    "dflash_config": {
-        "block_size": 8, "conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16, "mask_token_id": 248070,
-        "target_layer_ids": [5, 19, 33, 47, 61]}}
 
 
 def published(entries) -> dict[str, tuple[int, ...]]:
