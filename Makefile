@@ -9,6 +9,7 @@ STAMP = $(VENV)/.installed
 
 quickstart: $(STAMP)
 	$(BIN)/python -m experiments.quickstart
+	$(BIN)/python -m experiments.quickstart --config=configs/tiny_hybrid/quickstart.py
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
