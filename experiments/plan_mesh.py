@@ -132,7 +132,7 @@ def decoding_steps(config, m: Models, mesh: Mesh):
   settings = jax.tree.map(lambda x: plain(*x.shape, dtype=x.dtype), slots.stack([None] * d.slots, "greedy", vocab))
   alive, most = plain(d.slots, dtype=bool), plain(d.slots)
   run = slots.PROGRAMS
-  drafting = ("draft", run["draft"], (method, "greedy", vocab, length, weights, state, settings, alive, most, None))
+  drafting = ("draft", run["draft"], (method, "greedy", vocab, length, weights, state, settings, alive, most, None, None))
   draft = held(jax.eval_shape(functools.partial(slots._draft, *drafting[2][:4]), *drafting[2][4:]))
   yield drafting
   cache, rest, verified = state.cache, state.replace(cache=None), None
@@ -141,7 +141,7 @@ def decoding_steps(config, m: Models, mesh: Mesh):
     verified = held(jax.eval_shape(functools.partial(slots._verify, *args[:3]), *args[3:]))
     yield f"verify {bucket}", run["verify"], args
   yield "commit", run["commit"], (
-      method, "greedy", vocab, weights, rest, verified.cache, verified.replace(cache=None), draft, settings, alive)
+      method, "greedy", vocab, weights, rest, verified.cache.replace(fed=()), verified.replace(cache=None), draft, settings, alive, verified.cache.fed)
 
 
 def measure(name: str, program, args, mesh: Mesh, chip: Chip, extra_bytes: float = 0.0) -> dict:

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import specdec_jax
+from configs.qwen3_4b import plan
+from experiments import plan_mesh
 from specdec_jax import hub, sharding
 from specdec_jax.data import pipeline
 from specdec_jax.drafters import BlockDrafter
@@ -103,6 +105,17 @@ def sizes_that_do_not_divide():
   refused("needs 6 devices; there are 8", lambda: sharding.make_mesh(1, 2, 3))
   specs = sharding.shardings(shapes(vocab=64, heads=10, kv_heads=5), sharding.make_mesh(1, 4, 2))["layers"]["0"]["attention"]
   assert specs["q"]["kernel"].spec[:2] == ("fsdp", None) and specs["o"]["kernel"].spec[0] == "tensor"
+
+
+def plans_are_traced():
+  """What plan_mesh compiles takes the arguments that the engine gives, whatever changed in it; nothing is compiled."""
+  config, mesh = plan.get_config(), sharding.make_mesh(1, 1, 8)
+  models = plan_mesh.models(config, mesh)
+  with sharding.use(mesh):
+    names = [name for name, program, args in plan_mesh.decoding_steps(config, models, mesh) if program.trace(*args)]
+    update, args = plan_mesh.training_step(config, models, mesh)
+    update.trace(*args)
+  assert names == ["draft", "verify 16", "verify 64", "verify 128", "commit"]
 
 
 def loss_over_a_split_vocabulary():
