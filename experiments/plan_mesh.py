@@ -21,7 +21,6 @@ from absl import app
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding
 from rich import console as rich_console
-from rich import table as rich_table
 
 from experiments import common
 from specdec_jax import counting, decode, presets, report, sharding, slots
@@ -184,49 +183,43 @@ def programs(config, what: str, m: Models, mesh: Mesh):
     yield from ((*step, 0.0) for step in decoding_steps(config, m, mesh))
 
 
-def markdown(rows, title: str) -> str:
-  """The table of a plan."""
-  lines = [
-      f"**{title}**", "", "| program | GB a device | fits | collectives (count, MB sent by a device) | TFLOP | GB moved | compute, memory, links (ms) | roofline (ms) |",
-      "|" + " --- |" * 8]
-  for r in rows:
-    if "device_bytes" not in r:
-      lines.append(f"| {r['program']} | – | no: {r['why']} | | {r['flops'] / 1e12:.1f} | {r['bytes'] / 1e9:.0f} | | |")
-      continue
-    kinds = "; ".join(f"{k} {v['count']}, {v['bytes_sent'] / 1e6:.0f}" for k, v in r["collectives"].items()) or "none"
-    parts = ", ".join(f"{1e3 * s:.2f}" for s in r["seconds"].values())
-    lines.append(
-        f"| {r['program']} | {r['device_bytes'] / 1e9:.2f} | {'yes' if r['fits'] else 'no'} | {kinds} | {r['flops'] / 1e12:.2f} | "
-        f"{r['bytes'] / 1e9:.1f} | {parts} | {1e3 * r['roofline_seconds']:.2f} ({r['bound']}) |")
-  return "\n".join(lines) + "\n"
-
-
-def plan(config, what: str, workdir: pathlib.Path) -> tuple[str, list[dict]]:
-  """(title, one row a program) of training or of decoding; the rows are appended to results.jsonl."""
+def plan(config, what: str, workdir: pathlib.Path) -> list[dict]:
+  """One record a program of training or of decoding, appended to results.jsonl."""
   shape = tuple(config[what].mesh[a] for a in sharding.AXES)
   mesh, chip = make_mesh(config.topology, shape), CHIPS[config.topology.split(":")[0]]
-  m, rows = models(config, mesh), []
-  title = f"{what}: {config.target} with {config.drafter} on {config.topology}, data {shape[0]} × fsdp {shape[1]} × tensor {shape[2]}"
+  m, records = models(config, mesh), []
   for name, program, args, extra in programs(config, what, m, mesh):
-    rows.append(measure(name, program, args, mesh, chip, extra))
-    report.append(workdir / "results.jsonl", common.record(
-        "plan_mesh", m.target, {"name": config.drafter, "hash": None}, notes=f"{title}: {name}; {rows[-1].get('why', '')}",
-        metrics={k: v for k, v in rows[-1].items() if k != "why"}))
-  return title, rows
+    found = measure(name, program, args, mesh, chip, extra) | {"what": what, "topology": config.topology, "mesh": shape}
+    records.append(common.record("plan_mesh", m.target, {"name": config.drafter, "hash": None}, notes=found.pop("why", ""), metrics=found))
+    report.append(workdir / "results.jsonl", records[-1])
+  return records
 
 
-def show(screen: rich_console.Console, title: str, rows: list[dict]) -> None:
-  shown = rich_table.Table("program", "GB a device", "fits", "MB sent", "TFLOP", "roofline (ms)", "bound", "compile (s)", title=title)
-  for r in rows:
-    sent = sum(v["bytes_sent"] for v in r.get("collectives", {}).values())
-    known = "device_bytes" in r
-    shown.add_row(
-        r["program"], f"{r['device_bytes'] / 1e9:.2f}" if known else "–", "yes" if r["fits"] else "no", f"{sent / 1e6:.0f}" if known else "–",
-        f"{r['flops'] / 1e12:.2f}", f"{1e3 * r['roofline_seconds']:.2f}" if known else "–", r.get("bound", "–"), f"{r['compile_seconds']:.0f}")
-  screen.print(shown)
-  for r in rows:
-    if not r["fits"]:
-      screen.print(f"{r['program']} does not fit: {r.get('why', 'more than the memory of a device')}")
+def _gigabytes(record) -> str:
+  size = record["metrics"].get("device_bytes")
+  return "n/a" if size is None else f"{size / 1e9:.2f}"
+
+
+def _exchanged(record) -> str:
+  kinds = record["metrics"].get("collectives", {})
+  return "; ".join(f"{k} {v['count']}, {v['bytes_sent'] / 1e6:.0f}" for k, v in kinds.items()) or "none"
+
+
+def _parts(record) -> str:
+  return ", ".join(f"{1e3 * s:.2f}" for s in record["metrics"].get("seconds", {}).values())
+
+
+def _roofline(record) -> str:
+  m = record["metrics"]
+  return f"{1e3 * m['roofline_seconds']:.2f} ({m['bound']})" if "bound" in m else "n/a"
+
+
+COLUMNS = (
+    ("program", "metrics.program", ""), ("devices", lambda r: "{topology}, {mesh[0]} × {mesh[1]} × {mesh[2]}".format(**r["metrics"]), ""),
+    ("GB a device", _gigabytes, ""), ("fits", lambda r: "yes" if r["metrics"]["fits"] else f"no: {r['notes'] or 'more than its memory'}", ""),
+    ("collectives (count, MB sent by a device)", _exchanged, ""), ("TFLOP", lambda r: f"{r['metrics']['flops'] / 1e12:.2f}", ""),
+    ("GB moved", lambda r: f"{r['metrics']['bytes'] / 1e9:.1f}", ""), ("compute, memory, links (ms)", _parts, ""), ("roofline (ms)", _roofline, ""),
+    ("compiled in (s)", "metrics.compile_seconds", ".0f"))
 
 
 def main(argv):
@@ -235,12 +228,11 @@ def main(argv):
     os.environ.setdefault(name, value)
   jax.config.update("jax_platforms", "cpu")  # This process's own.
   config, workdir = common.settings()
-  tables = []
-  for what in config.what:
-    title, rows = plan(config, what, workdir)
-    show(rich_console.Console(width=150), title, rows)
-    tables.append(markdown(rows, title))
-  (workdir / "plan.md").write_text("\n".join(tables))
+  records = [r for what in config.what for r in plan(config, what, workdir)]
+  screen = rich_console.Console()
+  screen.width = max(screen.width, 200)
+  screen.print(report.table(records, COLUMNS))
+  (workdir / "plan.md").write_text(report.markdown(records, COLUMNS))
 
 
 if __name__ == "__main__":

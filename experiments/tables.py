@@ -29,6 +29,7 @@ from experiments import (
   calibrate,
   check_lossless,
   comparison,
+  plan_mesh,
   plots,
   recall,
   serve_load,
@@ -211,6 +212,8 @@ TABLES = {
     "qwen3_4b_overhead": Table("qwen3_4b_overhead", rows(bench_drafters.COLUMNS)),
 }
 TABLES |= {f"{name}_lengths": Table(f"{name}_compare", lengths) for name in ("qwen3_4b", "qwen3_8b", "qwen3_14b", "gemma4_12b")}
+TABLES |= {run: Table(run, rows(plan_mesh.COLUMNS)) for run in (
+    "qwen3_4b_plan_v5e", "qwen3_4b_plan_v6e", "qwen3_4b_plan_h200", "qwen3_14b_plan", "qwen3_8_27b_plan_v5p", "qwen3_8_27b_plan_h200")}
 for name in ("tiny", "smollm2"):
   TABLES |= {
       f"{name}_lengths": Table(f"{name}_compare", lengths),

@@ -1,6 +1,8 @@
 """Qwen3-4B with its DSpark drafter on devices that are not there: the training step, and the programs of a round.
 
-  python -m experiments.plan_mesh --config=configs/qwen3_4b/plan.py:v5e      (v5e:2x4; or v6e, h200: 1x8)
+  python -m experiments.plan_mesh --config=configs/qwen3_4b/plan.py:v5e
+  python -m experiments.plan_mesh --config=configs/qwen3_4b/plan.py:v6e
+  python -m experiments.plan_mesh --config=configs/qwen3_4b/plan.py:h200
 
 Several minutes a variant on one core, nearly all of them the compiler's. Tables: docs/scale.md.
 """

@@ -1,6 +1,7 @@
 """Qwen3.8-27B with its published DFlash 2 drafter on four chips of a v5p, or on one H200, that are not there: the programs of a round.
 
-  python -m experiments.plan_mesh --config=configs/qwen3_8_27b/plan.py:v5p      (or h200)
+  python -m experiments.plan_mesh --config=configs/qwen3_8_27b/plan.py:v5p
+  python -m experiments.plan_mesh --config=configs/qwen3_8_27b/plan.py:h200
 
 Several minutes on one core: its layers are of two forms, so each of the 64 is compiled. Tables: docs/scale.md.
 """
