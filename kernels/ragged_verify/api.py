@@ -1,12 +1,13 @@
-"""The two attentions: checks, the choice of an implementation, and the way into spans of queries and back."""
+"""The two attentions: checks, the choice of an implementation, and the way into the kernels' form and back."""
 
 import functools
 import math
 
+import jax
 import jax.numpy as jnp
 
 from specdec_jax.kernels.base import choose
-from specdec_jax.kernels.ragged_verify import gpu, ref, tpu
+from specdec_jax.kernels.ragged_verify import gpu, intervals, ref, tpu
 from specdec_jax.kernels.ragged_verify.spans import Spans, join, split
 from specdec_jax.typing import Bool, Float, Int
 
@@ -64,7 +65,8 @@ def block_attention(
   """Attention of blocks: every slot of a block sees the context columns low (0 where None) … high − 1 and all slots of its own block, under one
   softmax. Slot l stands at column high + l and sees no context `window` or more columns before it. A block with keep False gets zeros. scale: of the scores, 1/√H where None.
 
-  The kernels have no gradient; each block reads its context anew. Raises ValueError for shapes that do not fit or an unknown
+  Of gradients too, kernels hold no scores in device memory but those within blocks. Without a gradient each block reads its context
+  anew, with one all blocks of a batch row are read beside each other. Raises ValueError for shapes that do not fit or an unknown
   implementation.
   """
   batch, blocks, slots, heads, groups, size = q.shape
@@ -74,11 +76,42 @@ def block_attention(
   chosen = choose("block_attention", implementation, functools.partial(_unsupported, q, keys, slots=slots))
   if chosen == "reference":
     return ref.block_attention(q=q, keys=keys, values=values, low=low, high=high, k=k, v=v, keep=keep, window=window, scale=scale)
+  static = chosen, window, 1 / math.sqrt(size) if scale is None else scale
+  return _blocks(static, q, keys, values, k.astype(q.dtype), v.astype(q.dtype), low, high, keep)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _blocks(static, q, keys, values, k, v, low, high, keep):
+  """`block_attention` by a kernel; static: implementation, window, scale."""
+  chosen, window, scale = static
+  batch, blocks, slots, _, groups, _ = q.shape
   flat = lambda x: x.reshape(batch * blocks, *x.shape[2:])
   spans = Spans(jnp.repeat(jnp.arange(batch), blocks), flat(high), flat(keep) * slots, None if low is None else flat(low))
-  beside = flat(k).transpose(0, 2, 3, 1).astype(q.dtype), flat(v).swapaxes(1, 2).astype(q.dtype)
-  out = _run(chosen, split(flat(q), slots), keys, values, spans, None, window, beside, groups=groups, causal=False, length=columns, scale=scale)
+  own = flat(k).transpose(0, 2, 3, 1), flat(v).swapaxes(1, 2)
+  out = _run(chosen, split(flat(q), slots), keys, values, spans, None, window, own, groups=groups, causal=False, length=values.shape[-2], scale=scale)
   return join(out, batch * blocks, slots, groups).reshape(q.shape)
+
+
+def _differentiable_blocks(static, q, keys, values, k, v, low, high, keep):
+  """The same where a gradient is taken: of the context by kernels, of the few slots within a block, and the sum of both, by XLA."""
+  chosen, window, scale = static
+  batch, blocks, slots, heads, groups, size = q.shape
+  first = jnp.zeros_like(high) if low is None else low
+  first = first[..., None] if window is None else jnp.maximum(first[..., None], high[..., None] + jnp.arange(slots) - window + 1)
+  first, stop = jnp.maximum(first, 0), jnp.where(keep, high, 0)[..., None]
+  each = lambda x: jnp.broadcast_to(x[..., None], (batch, blocks, slots, groups)).reshape(batch, -1)
+  rows = q.transpose(0, 3, 1, 2, 4, 5).reshape(batch, heads, -1, size)  # Block by block, in these slot by slot.
+  out, lse = intervals.attend(rows, keys.swapaxes(2, 3), values, each(first), each(stop), scale=scale, implementation=chosen)
+  rows, out, lse = (x.reshape(batch, heads, blocks, slots * groups, *x.shape[3:]) for x in (rows, out, lse))
+  scores = scale * jnp.matmul(rows, k.transpose(0, 3, 1, 4, 2), preferred_element_type=jnp.float32)
+  total = jnp.logaddexp(lse, jax.nn.logsumexp(scores, -1))[..., None]
+  own = jnp.exp(scores - total).astype(v.dtype)
+  out = jnp.exp(lse[..., None] - total) * out + jnp.matmul(own, v.transpose(0, 3, 1, 2, 4), preferred_element_type=jnp.float32)
+  out = out.reshape(batch, heads, blocks, slots, groups, size).transpose(0, 2, 3, 1, 4, 5)
+  return jnp.where(keep[..., None, None, None, None], out, 0).astype(q.dtype)
+
+
+_blocks.defvjp(lambda static, *arrays: jax.vjp(functools.partial(_differentiable_blocks, static), *arrays), lambda static, back, grad: back(grad))
 
 
 def write_rows(

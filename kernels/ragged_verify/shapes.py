@@ -34,7 +34,8 @@ def _verify(name, counts, starts, columns, heads=2, groups=2, size=32, width=4, 
       bytes=item * heads * size * (2 * read + 2 * tokens * groups))
 
 
-def _block(name, highs, columns, keep=None, lows=None, blocks=1, heads=2, groups=2, size=32, slots=4, dtype="float32", large=False, window=None):
+def _block(name, highs, columns, keep=None, lows=None, blocks=1, heads=2, groups=2, size=32, slots=4, dtype="float32", large=False, window=None,
+           differentiable=True):
   """highs: context columns that each block sees, [B·A]."""
   batch = len(highs) // blocks
 
@@ -49,7 +50,7 @@ def _block(name, highs, columns, keep=None, lows=None, blocks=1, heads=2, groups
   read = sum(min(high - low, window or high) for high, low in zip(highs, lows or [0] * len(highs)))
   item = jnp.dtype(dtype).itemsize
   return Case(
-      name, make, dtype, {"window": window}, large=large, flops=4 * (read + slots * len(highs)) * slots * heads * groups * size,
+      name, make, dtype, {"window": window}, ("q", "keys", "values", "k", "v") if differentiable else (), large, flops=4 * (read + slots * len(highs)) * slots * heads * groups * size,
       bytes=item * heads * size * (2 * read + 2 * len(highs) * slots * (1 + groups)))
 
 
