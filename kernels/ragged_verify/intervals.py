@@ -36,8 +36,8 @@ def _sizes(implementation: str, q, keys) -> tuple[int, int]:
   """Rows of a chunk and columns of a tile."""
   if implementation.startswith("tpu"):
     return tuple(min(most, pl.cdiv(x.shape[2], 128) * 128) for x, most in ((q, 512), (keys, 256)))
-  most = min(64 if q.dtype == jnp.bfloat16 else 32, 8192 // q.shape[-1])
-  return tuple(min(most, max(16, pl.next_power_of_2(x.shape[2]))) for x in (q, keys))
+  most = min(64 if q.dtype == jnp.bfloat16 else 32, 8192 // q.shape[-1])  # More does not stay in registers.
+  return tuple(min(most, max(16, pl.next_power_of_2(x.shape[2]))) for x, most in ((q, most), (keys, most // 2)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
