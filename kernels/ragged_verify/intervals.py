@@ -21,14 +21,15 @@ LOWEST = -1e30
 
 
 def attend(
-    q: Float["B K n H"], keys: Float["B K S H"], values: Float["B K S H"], bounds: tuple[Int["B n"], ...], *, scale: float, implementation: str,
+    q: Float["B K n H"], keys: Float["B K S H"], values: Float["B K S H"], bounds: tuple[Int["B n"], ...], *, scale: float,
+    implementation: str,
 ) -> Float["B K n H"]:
-  """Attended queries; bounds: a, b, c, d of each row, which sees the columns a … b − 1 and c … d − 1 of its batch row, 0 ≤ a, c and
-  b, d ≤ S. One that sees nothing gets zeros."""
+  """Attended queries; bounds: a, b, c, d of each row, which sees the columns a … b − 1 and c … d − 1 of its batch row, all in 0 … S.
+  One that sees nothing gets zeros."""
   chunk, tile = _sizes(implementation, q, keys)
   padded = lambda x, axis, to: jnp.pad(x, [(0, -x.shape[a] % to if a == axis else 0) for a in range(x.ndim)])
   row = lambda x: jnp.broadcast_to(padded(x, 1, chunk)[:, None, None], (*q.shape[:2], 1, q.shape[2] + -q.shape[2] % chunk))
-  columns = (padded(x.astype(q.dtype), 2, tile) for x in (keys, values))
+  columns = (padded(x, 2, tile) for x in (keys, values))
   return _attend((implementation, chunk, tile, scale), padded(q, 2, chunk), *columns, [row(x) for x in bounds])[:, :, : q.shape[2]]
 
 
