@@ -118,7 +118,7 @@ def test_training_equals_decoding():
     out = jax.jit(model.block_outputs)(drafter.params, batch)
     apply = functools.partial(jax.jit(model.network.apply, static_argnames="method"), {"params": drafter.params})
     state = jax.jit(model.extend)(drafter.params, model.init_state(1, 24), taps[:1, :7], None, positions[:1, :7], jnp.array([7]))
-    inputs = (list(zip(state.keys, state.values)), jnp.arange(24)[None], TOKENS[:1, 7:8], 7 + jnp.arange(c.block)[None, None], (jnp.arange(24) < 7)[None, None], jnp.ones((1, 1), bool))
+    inputs = (list(zip(state.keys, state.values)), TOKENS[:1, 7:8], 7 + jnp.arange(c.block)[None, None], jnp.array([[7]]), jnp.ones((1, 1), bool))
     hidden = apply(*inputs, method="hidden")[:, 0]
     np.testing.assert_allclose(hidden[0], out.hidden[0, 1], atol=1e-5)
     logits, taught = apply(hidden, method="base_logits"), out.rows[0, 1] @ model.table(drafter.params).T

@@ -169,10 +169,9 @@ def test_drafter_inference(case):
     start += count
     anchor = jnp.asarray(f[f"anchor_{r}"], jnp.int32)
     assert f[f"block_input_ids_{r}"][0].tolist() == [int(anchor[0])] + [c.mask_id] * (c.block - 1)
-    visible = (jnp.arange(state.capacity) < state.lengths[:, None])[:, None]
     hidden = apply(
-        list(zip(state.keys, state.values)), jnp.arange(state.capacity)[None], anchor[:, None], start + jnp.arange(c.block)[None, None],
-        visible, jnp.ones((1, 1), bool), method="hidden")[:, 0]
+        list(zip(state.keys, state.values)), anchor[:, None], start + jnp.arange(c.block)[None, None], state.lengths[:, None],
+        jnp.ones((1, 1), bool), method="hidden")[:, 0]
     close(hidden, f[f"block_hidden_{r}"])
     base = apply(hidden, method="base_logits")
     close(base, f[f"base_logits_{r}"])
@@ -276,7 +275,9 @@ def check_metrics(ours, f):
 def check_mask(batch, golden):
   """Our two visibility tests, laid out as the reference's one mask [B, A·L, S + A·L]."""
   b, a, length = batch.block_positions.shape
-  outside = jnp.repeat(batch.visible & batch.keep[..., None], length, 1)
+  column = jnp.arange(batch.positions.shape[1])
+  visible = (column >= batch.low[..., None]) & (column < batch.high[..., None])
+  outside = jnp.repeat(visible & batch.keep[..., None], length, 1)
   own = np.kron(np.eye(a), np.ones((length, length))).astype(bool) & jnp.repeat(batch.keep, length, 1)[..., None]
   np.testing.assert_array_equal(jnp.concatenate([outside, own], -1), golden)
 
@@ -310,9 +311,8 @@ def test_selector_drafter_inference(case):
     start += count
     anchor = jnp.asarray(f[f"anchor_{r}"], jnp.int32)
     assert f[f"block_input_ids_{r}"][0].tolist() == [int(anchor[0])] + [c.mask_id] * gamma
-    visible = (jnp.arange(state.capacity) < state.lengths[:, None])[:, None]
-    inputs = (list(zip(state.keys, state.values)), jnp.arange(state.capacity)[None], anchor[:, None], start + jnp.arange(c.block)[None, None],
-              visible, jnp.ones((1, 1), bool))
+    inputs = (list(zip(state.keys, state.values)), anchor[:, None], start + jnp.arange(c.block)[None, None], state.lengths[:, None],
+              jnp.ones((1, 1), bool))
     close(apply(*inputs, method="slots")[:, 0], f[f"block_hidden_{r}"])
     hidden = apply(*inputs, method="hidden")[:, 0]
     base = apply(hidden, method="base_logits")

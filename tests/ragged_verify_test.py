@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ import specdec_jax
 from specdec_jax import decode
 from specdec_jax.kernels import OPS
 from specdec_jax.sampling import make_sampling
+from specdec_jax.training.objective import FROZEN, Objective
 from tests import toys
 
 PROMPTS = [[7, 3, 12], [5, 9, 2, 40, 33, 8], [1]]
@@ -29,6 +31,28 @@ def test_decoding_with_the_kernels_gives_the_same_tokens():
   texts = [specdec_jax.generate(*by(target, drafter, k), PROMPTS, 12, ignore_eos=True) for k in ("reference", "tpu_interpret")]
   assert [c.tokens for c in texts[0]] == [c.tokens for c in texts[1]]
   assert [c.rounds for c in texts[0]] == [c.rounds for c in texts[1]]
+
+
+@pytest.mark.parametrize("kernels", ["tpu_interpret", "gpu_interpret"])
+def test_training_with_the_kernels_gives_the_same_gradients(kernels):
+  """Of packed texts, a window shorter than they are, and blocks that do not count."""
+  target = toys.target(head_dim=16, rotary=toys.Rotary(1e4, 16))
+  drafter = toys.block_drafter(target, window=6)
+  tokens = jnp.arange(2 * 40).reshape(2, 40) * 7 % 59
+  segments = jnp.array([[1] * 25 + [2] * 15, [1] * 9 + [0] * 31])
+  batch = {"tokens": tokens, "segments": segments, "answer": segments > 0, "progress": jnp.float32(1)}
+  constants = {"target": target.params, "frozen": {k: v for k, v in drafter.params.items() if k in FROZEN}}
+  trainable = {k: v for k, v in drafter.params.items() if k not in FROZEN}
+
+  def step(implementation):
+    objective = Objective(target, by(target, drafter, implementation)[1].model, 12)
+    run = lambda params, drawn: objective(params, batch, drawn, constants)
+    return jax.jit(jax.value_and_grad(run, has_aux=True))(trainable, jax.random.key(3))
+
+  (expected, _), gradient = step("reference")
+  (found, _), by_kernel = step(kernels)
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+  chex.assert_trees_all_close(by_kernel, gradient, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kernels", ["tpu_interpret", "gpu_interpret"])
@@ -71,7 +95,7 @@ def small(op: str, name: str) -> dict:
     ("ragged_verify", "tiles", {"offset": np.zeros(3, np.int32)}, r"offset must be \(12,\)"),
     ("ragged_verify", "one_token", {"width": 2}, r"q must be \(8, 2, 2, 32\)"),
     ("ragged_verify", "one_token", {"layer": np.int32(0)}, r"keys must be \(4, 4, 2, 32, 136\)"),
-    ("block_attention", "contexts", {"keep": np.ones(5, bool)}, r"block_attention: keep must be \(5, 1\)"),
+    ("block_attention", "contexts", {"keep": np.ones(5, bool)}, r"block_attention: keep must be \(6, 1\)"),
     ("write_rows", "straddling", {"v": np.zeros((7, 2, 2, 32))}, r"write_rows: v must be \(7, 3, 2, 32\)"),
     ("write_rows", "straddling", {"implementation": "cuda"}, "write_rows: unknown implementation 'cuda'"),
 ])
@@ -99,6 +123,14 @@ def test_no_key_of_a_column_that_is_not_seen_counts():
   for implementation in ("reference", "tpu_interpret", "gpu_interpret"):
     run = jax.jit(lambda a, i=implementation: OPS["ragged_verify"].call(**a, **settings, implementation=i))
     np.testing.assert_allclose(run(changed), run(arguments), atol=1e-5)
+
+
+@pytest.mark.parametrize("kernels", ["tpu_interpret", "gpu_interpret"])
+def test_blocks_that_do_not_count_have_no_gradient_and_give_none(kernels):
+  arguments = small("block_attention", "contexts") | {"keep": jnp.zeros((6, 1), bool)}
+  run = lambda some: jnp.sum(OPS["block_attention"].call(**arguments | some, implementation=kernels) ** 2 + 1)
+  for gradient in jax.jit(jax.grad(run))({n: arguments[n] for n in ("q", "keys", "values", "k", "v")}).values():
+    np.testing.assert_array_equal(gradient, 0)
 
 
 def test_a_value_that_is_no_number_is_written_as_zero():

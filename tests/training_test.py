@@ -93,10 +93,9 @@ def test_training_blocks_equal_decoding_blocks():
   out = jax.jit(drafter.model.block_outputs)(drafter.params, batch)
   model, n = drafter.model, 8
   state = jax.jit(model.extend)(drafter.params, model.init_state(1, 32), batch.features[:1, :n], None, batch.positions[:1, :n], jnp.array([n]))
-  visible = (jnp.arange(32) < n)[None, None]
   hidden = jax.jit(model.network.apply, static_argnames="method")(
-      {"params": drafter.params}, list(zip(state.keys, state.values)), jnp.arange(32)[None], batch.tokens[:1, 1:, 0], n + jnp.arange(5)[None, None],
-      visible, jnp.ones((1, 1), bool), method="hidden")
+      {"params": drafter.params}, list(zip(state.keys, state.values)), batch.tokens[:1, 1:, 0], n + jnp.arange(5)[None, None],
+      jnp.array([[n]]), jnp.ones((1, 1), bool), method="hidden")
   np.testing.assert_allclose(hidden[0, 0], out.hidden[0, 1], atol=1e-5)
 
 

@@ -1,12 +1,13 @@
-"""The two attentions: checks, the choice of an implementation, and the way into spans of queries and back."""
+"""The two attentions: checks, the choice of an implementation, and the way into the kernels' form and back."""
 
 import functools
 import math
 
+import jax
 import jax.numpy as jnp
 
 from specdec_jax.kernels.base import choose
-from specdec_jax.kernels.ragged_verify import gpu, ref, tpu
+from specdec_jax.kernels.ragged_verify import gpu, intervals, ref, tpu
 from specdec_jax.kernels.ragged_verify.spans import Spans, join, split
 from specdec_jax.typing import Bool, Float, Int
 
@@ -64,8 +65,8 @@ def block_attention(
   """Attention of blocks: every slot of a block sees the context columns low (0 where None) … high − 1 and all slots of its own block, under one
   softmax. Slot l stands at column high + l and sees no context `window` or more columns before it. A block with keep False gets zeros. scale: of the scores, 1/√H where None.
 
-  The kernels have no gradient; each block reads its context anew. Raises ValueError for shapes that do not fit or an unknown
-  implementation.
+  Kernels hold no scores in device memory, for the gradient neither. Where none is taken each block reads its context anew, else all
+  blocks of a batch row go through it together. Raises ValueError for shapes that do not fit or an unknown implementation.
   """
   batch, blocks, slots, heads, groups, size = q.shape
   columns, own = values.shape[-2], (batch, blocks, slots, heads, size)
@@ -74,11 +75,43 @@ def block_attention(
   chosen = choose("block_attention", implementation, functools.partial(_unsupported, q, keys, slots=slots))
   if chosen == "reference":
     return ref.block_attention(q=q, keys=keys, values=values, low=low, high=high, k=k, v=v, keep=keep, window=window, scale=scale)
+  static = chosen, window, 1 / math.sqrt(size) if scale is None else scale
+  return _blocks(static, q, keys, values, k.astype(q.dtype), v.astype(q.dtype), low, high, keep)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _blocks(static, q, keys, values, k, v, low, high, keep):
+  """`block_attention` by a kernel; static: implementation, window, scale."""
+  chosen, window, scale = static
+  batch, blocks, slots, _, groups, _ = q.shape
   flat = lambda x: x.reshape(batch * blocks, *x.shape[2:])
   spans = Spans(jnp.repeat(jnp.arange(batch), blocks), flat(high), flat(keep) * slots, None if low is None else flat(low))
-  beside = flat(k).transpose(0, 2, 3, 1).astype(q.dtype), flat(v).swapaxes(1, 2).astype(q.dtype)
-  out = _run(chosen, split(flat(q), slots), keys, values, spans, None, window, beside, groups=groups, causal=False, length=columns, scale=scale)
+  own = flat(k).transpose(0, 2, 3, 1), flat(v).swapaxes(1, 2)
+  out = _run(
+      chosen, split(flat(q), slots), keys, values, spans, None, window, own, groups=groups, causal=False, length=values.shape[-2], scale=scale)
   return join(out, batch * blocks, slots, groups).reshape(q.shape)
+
+
+def _differentiable_blocks(static, q, keys, values, k, v, low, high, keep):
+  """The same where a gradient is taken: the slots of all blocks are columns behind those of the context."""
+  chosen, window, scale = static
+  batch, blocks, slots, heads, groups, size = q.shape
+  columns = values.shape[-2]
+  first = jnp.zeros_like(high)[..., None] if low is None else low[..., None]
+  if window is not None:
+    first = jnp.maximum(first, high[..., None] + jnp.arange(slots) - window + 1)
+  own = columns + slots * jnp.arange(blocks)[:, None]
+  ends = (jnp.where(keep[..., None], x, 0) for x in (high[..., None], own + slots))
+  each = lambda x: jnp.broadcast_to(x[..., None], (batch, blocks, slots, groups)).reshape(batch, -1)
+  behind = lambda context, own: jnp.concatenate([context.astype(q.dtype), own.reshape(batch, -1, heads, size).swapaxes(1, 2)], 2)
+  rows = q.transpose(0, 3, 1, 2, 4, 5).reshape(batch, heads, -1, size)
+  bounds = [each(x) for pair in zip((jnp.maximum(first, 0), own), ends) for x in pair]
+  out = intervals.attend(rows, behind(keys.swapaxes(2, 3), k), behind(values, v), bounds, scale=scale, implementation=chosen)
+  return out.reshape(batch, heads, blocks, slots, groups, size).transpose(0, 2, 3, 1, 4, 5)
+
+
+_blocks.defvjp(
+    lambda static, *arrays: jax.vjp(functools.partial(_differentiable_blocks, static), *arrays), lambda static, back, grad: back(grad))
 
 
 def write_rows(

@@ -25,10 +25,12 @@ def block_attention(*, q, keys, values, high, k, v, keep, low=None, window=None,
   if low is not None:
     seen &= column >= low[..., None, None]
   seen = jnp.concatenate([seen, jnp.ones((*seen.shape[:-1], q.shape[2]), bool)], -1) & keep[..., None, None]
-  q, k, v = q.swapaxes(2, 3), k.transpose(0, 1, 3, 4, 2), v.swapaxes(2, 3)  # [B,A,K,…]
-  scores = jnp.concatenate([_scores(q, keys[:, None], scale), _scores(q, k, scale)], -1)
-  outside, inside = jnp.split(_softmax(scores, seen[:, :, None, :, None]), [len(column)], -1)
-  return (_sum(outside, values[:, None]) + _sum(inside, v)).swapaxes(2, 3).astype(q.dtype)
+  batch, blocks, slots, heads, groups, _ = q.shape
+  q, k, v = q.transpose(0, 3, 1, 2, 4, 5), k.transpose(0, 3, 1, 4, 2), v.transpose(0, 3, 1, 2, 4)  # [B,K,A,…]
+  flat = lambda x: x.reshape(batch, heads, blocks * slots, groups, -1)  # All blocks at once meet the context.
+  scores = jnp.concatenate([_scores(flat(q), keys, scale).reshape(*q.shape[:-1], -1), _scores(q, k, scale)], -1)
+  outside, inside = jnp.split(_softmax(scores, seen[:, None, :, :, None]), [len(column)], -1)
+  return (_sum(flat(outside), values).reshape(q.shape) + _sum(inside, v)).transpose(0, 2, 3, 1, 4, 5).astype(q.dtype)
 
 
 def write_rows(*, keys, values, k, v, start, layer=None):
@@ -52,7 +54,7 @@ def _scores(q, keys, scale):
 
 def _softmax(scores, seen):
   scores = jnp.where(seen, scores, -jnp.inf)
-  top = jnp.max(scores, -1, keepdims=True)
+  top = jax.lax.stop_gradient(jnp.max(scores, -1, keepdims=True))
   weights = jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0.0))
   return weights / jnp.maximum(weights.sum(-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
 

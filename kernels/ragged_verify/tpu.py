@@ -28,11 +28,10 @@ def attend(
   first = jnp.minimum(first // tile, (length - 1) // tile)
   # A span without queries takes no step, unless others of its kind see their own keys: its output is then written as well.
   steps = jnp.maximum(-(-stop // tile) - first, jnp.where(spans.count > 0, 1, int(own is not None)))
-  begin = jnp.concatenate([jnp.zeros((1,), jnp.int32), jnp.cumsum(steps, dtype=jnp.int32)])
-  span = jnp.sum(begin[1:] <= jnp.arange(n * -(-length // tile))[:, None], 1, dtype=jnp.int32)  # Of each step.
+  span, begin = schedule(steps, n * -(-length // tile))
   low = jnp.zeros_like(spans.base) if spans.low is None else spans.low
   reach = jnp.full((1,), EVERY if window is None else window, jnp.int32)
-  scalars = (jnp.minimum(span, n - 1), begin, first, spans.row, spans.base, low, spans.count, jnp.reshape(layer, (1,)), reach)
+  scalars = (span, begin, first, spans.row, spans.base, low, spans.count, jnp.reshape(layer, (1,)), reach)
 
   of_span = lambda h, s, span, *_: (span[s], h, 0, 0)
   column = lambda s, span, begin, first: first[span[s]] + s - begin[span[s]]
@@ -56,6 +55,12 @@ def attend(
       out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
       compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
       interpret=interpret)(*(x.astype(jnp.int32) for x in scalars), q, keys, values, *(own or ()))
+
+
+def schedule(steps: Int["n"], most: int) -> tuple[Int["n"], Int["n"]]:
+  """A grid that takes steps[i] steps for each i, at most `most` in all: the i of each step; the first step of each i, and the end."""
+  begin = jnp.concatenate([jnp.zeros((1,), jnp.int32), jnp.cumsum(steps, dtype=jnp.int32)])
+  return jnp.minimum(jnp.sum(begin[1:] <= jnp.arange(most)[:, None], 1, dtype=jnp.int32), len(steps) - 1), begin
 
 
 def _tile(bytes_a_column: int) -> int:

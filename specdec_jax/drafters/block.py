@@ -13,7 +13,7 @@ from specdec_jax.drafters.heads import BiasHead, ConfidenceHead, DynamicConv, Se
 from specdec_jax.kernels import block_attention, default_implementation, write_rows
 from specdec_jax.kernels.markov_walk import implementation_for, markov_walk
 from specdec_jax.models.cache import Cache, as_keys, as_values, init_cache, write_layer
-from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, embed, masked_softmax, param, rotary_angles, scaled, soft_capped
+from specdec_jax.models.layers import Head, Layer, Projection, RMSNorm, embed, param, rotary_angles, soft_capped
 from specdec_jax.sampling import GREEDY_BELOW, Role, Sampling, adjusted, gumbel, next_token, real_logits, role_keys
 from specdec_jax.sharding import constrain_rows
 from specdec_jax.typing import Bool, Float, Int
@@ -27,15 +27,16 @@ class BlockBatch:
   """Blocks of a training batch: context rows [B,S], anchors [B,A].
 
   features [B,S,M,D]: the target's taps; positions [B,S]; tokens [B,A,L]: the true tokens anchor … anchor+γ-1, what each
-  prediction's predecessor is; block_positions [B,A,L]: of every input slot; visible [B,A,S]: context that a block sees;
-  keep [B,A]: False for blocks that do not count.
+  prediction's predecessor is; block_positions [B,A,L]: of every input slot; low, high [B,A]: a block sees the context rows low …
+  high − 1, at successive positions, and stands at high; keep [B,A]: False for blocks that do not count.
   """
 
   features: Float["B S M D"]
   positions: Int["B S"]
   tokens: Int["B A L"]
   block_positions: Int["B A L"]
-  visible: Bool["B A S"]
+  low: Int["B A"]
+  high: Int["B A"]
   keep: Bool["B A"]
 
 
@@ -105,31 +106,25 @@ class BlockNetwork(nn.Module):
     return [layer.attention.keys_values(fused, rotary_angles(layer.config.rotary, positions)) for layer in self.layers]
 
   def slots(
-      self, context, context_positions: Int["B S"], anchors: Int["B A"], positions: Int["B A L"], visible: Bool["B A S"] | Int["B A"],
-      keep: Bool["B A"],
+      self, context, anchors: Int["B A"], positions: Int["B A L"], high: Int["B A"], keep: Bool["B A"], low: Int["B A"] | None = None,
   ) -> Float["B A L D"]:
     """Final-normed hidden states of every input slot. context: (keys [B,K,H,S], values [B,K,S,H]) of every layer; anchors:
-    the tokens of slot 0, the other slots are masks. visible: the context that a block sees, or how many rows of it from the first,
-    which is where the block then stands. Blocks with keep False see nothing and hold masks only."""
+    the tokens of slot 0, the other slots are masks. A block sees the rows low (0 where None) … high − 1 of the context, and stands at
+    high. Blocks with keep False see nothing and hold masks only."""
     c, m = self.config, self.config.model
     batch, blocks, slots = positions.shape
     first = (jnp.arange(slots) == 0) & keep[..., None]
     x = embed(self.embedding, jnp.where(first, anchors[..., None], c.mask_id)).reshape(batch, blocks * slots, -1)
     x = constrain_rows(x if m.embedding_scale == 1.0 else x * jnp.asarray(m.embedding_scale, x.dtype))
     for layer, (keys, values), window in zip(self.layers, context, m.windows):
-      near = True if window is None else positions[..., None] - context_positions[:, None, None] < window
 
-      def mix(attention, h, keys=keys, values=values, near=near, window=window):
+      def mix(attention, h, keys=keys, values=values, window=window):
         shape = lambda y: y.reshape(batch, blocks, slots, *y.shape[2:])
         angles = rotary_angles(attention.config.rotary, positions.reshape(batch, -1))
         k, v = attention.keys_values(h, angles)
-        if visible.ndim == 2:
-          out = block_attention(
-              q=shape(attention.queries(h, angles)), keys=keys, values=values, high=visible, k=shape(k), v=shape(v), keep=keep, window=window,
-              scale=m.score_scale, implementation=self.kernels)
-        else:
-          sees = visible[:, :, None] & near & keep[..., None, None]
-          out = attend_block(shape(attention.queries(h, angles)), keys, values, sees, shape(k), shape(v), keep, m.score_scale)
+        out = block_attention(
+            q=shape(attention.queries(h, angles)), keys=keys, values=values, low=low, high=high, k=shape(k), v=shape(v), keep=keep,
+            window=window, scale=m.score_scale, implementation=self.kernels)
         return out.reshape(batch, blocks * slots, *out.shape[3:]), None
 
       x = constrain_rows(layer(x, mix)[0])
@@ -181,7 +176,7 @@ class BlockNetwork(nn.Module):
   def __call__(self, batch: BlockBatch) -> DraftOutputs:
     """Teacher-forced outputs of training blocks."""
     context = [(as_keys(k), as_values(v)) for k, v in self.context(batch.features, batch.positions)]
-    hidden = self.hidden(context, batch.positions, batch.tokens[..., 0], batch.block_positions, batch.visible, batch.keep)
+    hidden = self.hidden(context, batch.tokens[..., 0], batch.block_positions, batch.high, batch.keep, batch.low)
     embedded, rows = self.embed_previous(batch.tokens), hidden
     if self.config.head in BIASED:
       rows = jnp.concatenate([hidden, self.markov.steps(embedded, hidden)], -1)
@@ -196,31 +191,13 @@ class BlockNetwork(nn.Module):
     return base
 
 
-def attend_block(q: Float["B A L K G H"], keys: Float["B K H S"], values: Float["B K S H"], visible: Bool["B A L S"],
-                 k: Float["B A L K H"], v: Float["B A L K H"], keep: Bool["B A"], scale: float | None = None) -> Float["B A L K G H"]:
-  """Queries of a block attend to the context they see and to every slot of their own block, under one softmax; scale: as of `attend`."""
-  batch, anchors, slots, heads, groups, size = q.shape
-  context = keys.shape[-1]
-  rows = q.transpose(0, 3, 1, 2, 4, 5)  # [B,K,A,L,G,H], so that every product below reads its operands as they are.
-  merge = lambda x, *axes: x.reshape(batch, heads, *axes, x.shape[-1])
-  outside = jnp.matmul(merge(rows, -1), keys, preferred_element_type=jnp.float32)
-  inside = jnp.matmul(merge(rows, anchors, slots * groups), k.transpose(0, 3, 1, 4, 2), preferred_element_type=jnp.float32)
-  scores = scaled(jnp.concatenate([merge(outside, anchors, slots, groups), merge(inside, anchors, slots, groups)], -1), size, scale)
-  own = jnp.broadcast_to(keep[:, :, None, None], (*visible.shape[:-1], slots))
-  seen = jnp.concatenate([jnp.broadcast_to(visible, (*visible.shape[:-1], context)), own], -1)
-  weights = masked_softmax(scores, seen[:, None, :, :, None, :]).astype(v.dtype)
-  out = merge(merge(weights[..., :context], -1) @ values, anchors, slots, groups)
-  out += merge(merge(weights[..., context:], anchors, slots * groups) @ v.transpose(0, 3, 1, 2, 4), anchors, slots, groups)
-  return out.transpose(0, 2, 3, 1, 4, 5)
-
-
 @dataclasses.dataclass(frozen=True)
 class BlockDrafter(FromConfig):
   """The functions of a block drafter (`specdec_jax.drafters.base.DraftModel`); its state is a context cache.
 
   confidence_trains: whether the confidence loss reaches the backbone. It does in DeepSpec's code; here the confidence
   learns what the drafter is and leaves it alone (DSpark §3.1), unless asked for. kernels: the implementation of the parts that
-  have kernels (`specdec_jax.kernels.base`), that of the backend where None; training attends by the reference.
+  have kernels (`specdec_jax.kernels.base`), in training as in decoding; that of the backend where None.
   """
 
   config: DrafterConfig
@@ -243,7 +220,7 @@ class BlockDrafter(FromConfig):
     ones = jnp.ones((1, 1), jnp.int32)
     batch = BlockBatch(
         jnp.zeros((1, 1, len(c.taps), m.width)), 0 * ones, jnp.zeros((1, 1, c.draft_length), jnp.int32),
-        jnp.zeros((1, 1, c.block), jnp.int32), ones[:, :, None] > 0, ones > 0)
+        jnp.zeros((1, 1, c.block), jnp.int32), 0 * ones, ones, ones > 0)
     return self.network.init(key, batch, method="init_all")["params"]
 
   def init_state(self, batch: int, length: int) -> Cache:
@@ -266,10 +243,8 @@ class BlockDrafter(FromConfig):
     batch = anchor.shape[0]
     apply = lambda *args, method: self.network.apply({"params": params}, *args, method=method)
     positions = position[:, None, None] + jnp.arange(c.block)
-    visible = jnp.arange(state.capacity) < state.lengths[:, None, None] if self._plain else state.lengths[:, None]
     context = [(k.astype(self.dtype), v.astype(self.dtype)) for k, v in zip(state.keys, state.values)]
-    rows = jnp.arange(state.capacity)[None]
-    hidden = apply(context, rows, anchor[:, None], positions, visible, jnp.ones((batch, 1), bool), method="hidden")[:, 0]
+    hidden = apply(context, anchor[:, None], positions, state.lengths[:, None], jnp.ones((batch, 1), bool), method="hidden")[:, 0]
     base = real_logits(apply(hidden, method="base_logits"), sampling.vocab)
     walk = self._select_path if c.head == "selector" else self._walk
     return walk(apply, hidden, base, anchor, keys, sampling)

@@ -73,9 +73,9 @@ def make_blocks(
   true = pick(tokens, label)
   home = pick(segments, anchors)
   good = (index + 1 < size) & pick(supervised, label) & (pick(segments, label) == home[..., None]) & keep[..., None]
-  visible = (jnp.arange(size) < anchors[..., None]) & (segments[:, None] == home[..., None])
+  position = pick(positions, anchors)
   batch = BlockBatch(
       features=features, positions=positions, tokens=jnp.concatenate([pick(tokens, anchors)[..., None], true[..., :-1]], -1),
-      block_positions=pick(positions, anchors)[..., None] + jnp.arange(slots), visible=visible, keep=keep)
+      block_positions=position[..., None] + jnp.arange(slots), low=anchors - position, high=anchors, keep=keep)
   supervised = jnp.cumprod(good, -1, dtype=jnp.int32) > 0 if rule == "cumulative" else good
   return batch, Labels(true, jnp.maximum(label - 1, 0), supervised)
