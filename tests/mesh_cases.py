@@ -1,6 +1,7 @@
 """Cases on 8 forced CPU devices, for mesh_test.py, which runs them in a process of their own: python -m tests.mesh_cases NAME…"""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -16,11 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import specdec_jax
-from specdec_jax import hub, sharding
+from specdec_jax import counting, hub, sharding
 from specdec_jax.data import pipeline
 from specdec_jax.drafters import BlockDrafter
 from specdec_jax.hub import folder as folder_lib
 from specdec_jax.hub import layout
+from specdec_jax.kernels import OPS
+from specdec_jax.kernels.base import TOLERANCE
 from specdec_jax.training import losses, trainer
 from specdec_jax.training.anchors import Labels
 from specdec_jax.training.objective import Objective, initial
@@ -137,6 +140,51 @@ def loss_over_a_split_vocabulary():
       found, now = both()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), now, mean)
+
+
+# Operation, case, rows that it is given, arguments that have no rows, mesh. 2 kv heads and 4 rows are split on 2 × 2 × 2; fewer stay whole.
+SPREAD = (
+    ("ragged_verify", "one_token", 4, (), (2, 2, 2)), ("ragged_verify", "tiles", None, (), (2, 2, 2)), ("ragged_verify", "stacked", None, (), (2, 2, 2)),
+    ("block_attention", "bounds", 4, (), (2, 2, 2)), ("block_attention", "contexts", 3, (), (1, 2, 4)),
+    ("write_rows", "straddling", 4, (), (2, 2, 2)), ("write_rows", "stacked", None, (), (2, 2, 2)),
+    ("dynamic_conv", "many_blocks_bf16", None, (), (2, 2, 2)), ("dynamic_conv", "three_slots_four_taps", None, (), (2, 2, 2)),
+    ("path_walk", "mixed temperatures", 4, ("predecessor", "successor"), (2, 2, 2)),
+    ("markov_walk", "rnn_sampled_bf16", 8, ("previous", "table", "weights"), (4, 2, 1)))
+
+
+def kernels_on_a_mesh():
+  """Values and gradients of every operation are those of its reference on one device; the kernel runs under a shard_map."""
+  for name, case, rows, whole, shape in SPREAD:
+    op = OPS[name]
+    case = next(c for c in op.cases if c.name == case)
+    arguments = case.make(jax.random.key(0))
+    if rows:
+      arguments = {k: x if k in whole else jnp.take(x, jnp.arange(rows) % len(x), 0) for k, x in arguments.items()}
+    rest = {k: v for k, v in arguments.items() if k not in case.differentiable}
+
+    def values_and_gradients(some, f, rest=rest, case=case):
+      call = lambda some: f(**some, **rest, **case.settings)
+      weighted = lambda x: jnp.sum(jnp.cos(jnp.arange(x.size).reshape(x.shape)) * x)
+      return call(some), jax.grad(lambda some: weighted(call(some)))(some) if some else None
+
+    some, tolerance = {k: arguments[k] for k in case.differentiable}, TOLERANCE[case.dtype]
+    with jax.default_matmul_precision("highest"):
+      expected = jax.jit(functools.partial(values_and_gradients, f=op.reference))(some)
+      run = jax.jit(functools.partial(values_and_gradients, f=functools.partial(op.call, implementation="tpu_interpret")))
+      with sharding.use(sharding.make_mesh(*shape)):
+        assert spread_kernels(run.trace(some).jaxpr) >= (3 if some else 1), (name, case)
+        found = run(some)
+    jax.tree.map(lambda a, b, t=tolerance: np.testing.assert_allclose(
+        np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=t, atol=t, err_msg=f"{name} {case}"), found, expected)
+
+
+def spread_kernels(jaxpr, inside: bool = False) -> int:
+  """Kernel calls of a jaxpr that run on a device's part."""
+  count = 0
+  for e in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+    count += inside and e.primitive.name == "pallas_call"
+    count += sum(spread_kernels(inner, inside or e.primitive.name == "shard_map") for inner in counting.inner_jaxprs(e.params))
+  return count
 
 
 def packed_rows():
