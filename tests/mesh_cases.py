@@ -26,7 +26,7 @@ from specdec_jax.kernels import OPS
 from specdec_jax.kernels.base import TOLERANCE
 from specdec_jax.training import losses, trainer
 from specdec_jax.training.anchors import Labels
-from specdec_jax.training.objective import Objective, initial
+from specdec_jax.training.objective import FROZEN, Objective, initial
 from specdec_jax.training.optimizer import adamw, learning_rate
 from tests import toys
 
@@ -62,13 +62,13 @@ def decode_on_every_mesh():
   same_texts(SHAPES[2:], target, toys.serial_drafter(target, "eagle3"), **SAMPLED)
 
 
-def engine_on_a_mesh():
+def engine_on_a_mesh(kernels=None):
   """Requests that come and go; nothing compiles after warm-up; slots that the mesh does not divide are refused by name."""
   target = toys.target(vocab=64)
   drafter = toys.block_drafter(target)
   expected = [c.tokens for c in specdec_jax.generate(target, drafter, PROMPTS * 2, 12, ignore_eos=True)]
   mesh = sharding.make_mesh(2, 2, 2)
-  target, drafter = on_mesh(target, mesh), on_mesh(drafter, mesh)
+  target, drafter = (on_mesh(by_kernels(x, kernels), mesh) for x in (target, drafter))
   options = dict(max_length=60, schedule="fixed", needs=("greedy",), chunk=16, reaches=())
   engine = specdec_jax.Engine(target, drafter, slots=4, buckets={4: ()}, **options)
   engine.warm_up()
@@ -84,6 +84,10 @@ def engine_on_a_mesh():
   assert [engine.result(n).tokens for n in numbers] == expected
   assert compiled == 0 and not any("compiled" in h for h in engine.stats()["health"]), (compiled, engine.stats()["health"])
   refused("slots, and each of slot_buckets, must be multiples of the 4 devices", lambda: specdec_jax.Engine(target, drafter, slots=3, **options))
+
+
+def engine_with_kernels():
+  engine_on_a_mesh("tpu_interpret")
 
 
 def refused(message, call):
@@ -155,27 +159,29 @@ SPREAD = (
 def kernels_on_a_mesh():
   """Values and gradients of every operation are those of its reference on one device; the kernel runs under a shard_map."""
   for name, case, rows, whole, shape in SPREAD:
-    op = OPS[name]
-    case = next(c for c in op.cases if c.name == case)
+    case = next(c for c in OPS[name].cases if c.name == case)
     arguments = case.make(jax.random.key(0))
     if rows:
       arguments = {k: x if k in whole else jnp.take(x, jnp.arange(rows) % len(x), 0) for k, x in arguments.items()}
-    rest = {k: v for k, v in arguments.items() if k not in case.differentiable}
+    spread_as_the_reference(OPS[name], case, arguments, sharding.make_mesh(*shape))
 
-    def values_and_gradients(some, f, rest=rest, case=case):
-      call = lambda some: f(**some, **rest, **case.settings)
-      weighted = lambda x: jnp.sum(jnp.cos(jnp.arange(x.size).reshape(x.shape)) * x)
-      return call(some), jax.grad(lambda some: weighted(call(some)))(some) if some else None
 
-    some, tolerance = {k: arguments[k] for k in case.differentiable}, TOLERANCE[case.dtype]
-    with jax.default_matmul_precision("highest"):
-      expected = jax.jit(functools.partial(values_and_gradients, f=op.reference))(some)
-      run = jax.jit(functools.partial(values_and_gradients, f=functools.partial(op.call, implementation="tpu_interpret")))
-      with sharding.use(sharding.make_mesh(*shape)):
-        assert spread_kernels(run.trace(some).jaxpr) >= (3 if some else 1), (name, case)
-        found = run(some)
-    jax.tree.map(lambda a, b, t=tolerance: np.testing.assert_allclose(
-        np.asarray(a, np.float32), np.asarray(b, np.float32), rtol=t, atol=t, err_msg=f"{name} {case}"), found, expected)
+def spread_as_the_reference(op, case, arguments, mesh):
+  some = {k: arguments.pop(k) for k in case.differentiable}
+  weigh = lambda x: jnp.sum(jnp.cos(jnp.arange(x.size).reshape(x.shape)) * x)
+
+  def values_and_gradients(f, some):
+    call = lambda some: f(**some, **arguments, **case.settings)
+    return call(some), jax.grad(lambda some: weigh(call(some)))(some) if some else None
+
+  with jax.default_matmul_precision("highest"):
+    expected = jax.jit(functools.partial(values_and_gradients, op.reference))(some)
+    run = jax.jit(functools.partial(values_and_gradients, functools.partial(op.call, implementation="tpu_interpret")))
+    with sharding.use(mesh):
+      assert spread_kernels(run.trace(some).jaxpr) >= (3 if some else 1), case  # One for the values, two for the gradients.
+      found = run(some)
+  close = functools.partial(np.testing.assert_allclose, rtol=TOLERANCE[case.dtype], atol=TOLERANCE[case.dtype], err_msg=f"{op.name} {case}")
+  jax.tree.map(lambda a, b: close(np.asarray(a, np.float32), np.asarray(b, np.float32)), found, expected)
 
 
 def spread_kernels(jaxpr, inside: bool = False) -> int:
@@ -185,6 +191,53 @@ def spread_kernels(jaxpr, inside: bool = False) -> int:
     count += inside and e.primitive.name == "pallas_call"
     count += sum(spread_kernels(inner, inside or e.primitive.name == "shard_map") for inner in counting.inner_jaxprs(e.params))
   return count
+
+
+def by_kernels(model, implementation="tpu_interpret"):
+  """A target or a drafter that runs kernels."""
+  if hasattr(model, "decoder"):
+    return dataclasses.replace(model, decoder=model.decoder.clone(kernels=implementation))
+  return dataclasses.replace(model, model=dataclasses.replace(model.model, kernels=implementation))
+
+
+def decoding_with_kernels(shapes=SHAPES[2:]):
+  """The tokens of one device without kernels; flat rows of slots some of which idle are verified as there."""
+  target = toys.target(vocab=64, stacked=True, windows=(5, None, 7))
+  drafter = toys.block_drafter(target)
+  texts = lambda t, d: [c.tokens for c in specdec_jax.generate(t, d, PROMPTS, 12, ignore_eos=True)]
+  expected = texts(target, drafter)
+  for shape in shapes:
+    mesh = sharding.make_mesh(*shape)
+    assert texts(on_mesh(by_kernels(target), mesh), on_mesh(by_kernels(drafter), mesh)) == expected, shape
+
+
+def decoding_with_kernels_on_every_mesh():
+  decoding_with_kernels(SHAPES)
+
+
+def training_with_kernels():
+  """Loss and gradients of a step are those of one device without kernels: attention, and convolutions whose base all rows share."""
+  target = toys.target(vocab=64)
+  drafter = toys.block_drafter(target, window=6, head="selector", candidates=4, own_embedding=False, confidence=False, conv=2, conv_group=4)
+  rows = [packed_rows()[i] for i in range(8)]
+  batch = {k: np.stack([r[k] for r in rows]) for k in rows[0]} | {"progress": np.float32(1)}
+  split = lambda d: [{k: v for k, v in d.params.items() if (k in FROZEN) == frozen} for frozen in (False, True)]
+
+  def step(target, drafter):
+    objective = Objective(target, drafter.model, 4)
+    run = lambda trainable, frozen, batch: objective(trainable, batch, jax.random.key(3), {"target": target.params, "frozen": frozen})
+    with sharding.use(target.mesh):
+      run = jax.jit(jax.value_and_grad(run, has_aux=True))
+      arguments = (*split(drafter), sharding.place_rows(target.mesh, batch, 8))
+      return run(*arguments), spread_kernels(run.trace(*arguments).jaxpr)
+
+  ((expected, _), gradient), _ = step(target, drafter)
+  for shape in SHAPES[1:]:
+    mesh = sharding.make_mesh(*shape)
+    ((found, _), by_kernel), kernels = step(on_mesh(target, mesh), on_mesh(by_kernels(drafter), mesh))
+    assert kernels >= 3 + 4 * 2, kernels  # One attention and four convolutions, forward and backward.
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), by_kernel, gradient)
 
 
 def packed_rows():
