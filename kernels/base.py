@@ -1,7 +1,7 @@
 """What the kernel folders share: which implementation runs where, and the cases that tests, benchmarks and compilation go through.
 
-A folder has `ref.py`, the meaning in jnp; `pallas.py`, a TPU kernel and a Triton kernel for GPUs; `api.py`, which picks one; and
-`shapes.py`, its cases.
+A folder has `ref.py`, the meaning in jnp; `pallas.py`, a TPU kernel and a Triton kernel for GPUs; `api.py`, which picks one and
+says how a mesh splits its arguments; and `shapes.py`, its cases.
 """
 
 import dataclasses

@@ -46,7 +46,8 @@ def implementation_for(implementation: str | None, batch: int, table: Float["V R
   """What `markov_walk` runs for `batch` rows: the reference where a kernel cannot, or where none was asked for and it does not pay.
 
   On a mesh rows are split. The vocabulary is not: where the tensor axis splits it, W₂ and the base logits would be gathered in every
-  round, for Qwen3-4B and 16 rows 150 MB to each device, more time than the draft takes; the reference exchanges a few numbers a slot."""
+  round, for Qwen3-4B and 16 rows 146 MB by every device, which takes as long as the rest of the draft; the reference exchanges a few
+  numbers a row and slot."""
   def unsupported(platform):
     if common.ways("tensor") > 1:
       return f"the tensor axis of the mesh splits its vocabulary over {common.ways('tensor')} devices, and the kernels need all of it"
