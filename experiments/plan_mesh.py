@@ -24,7 +24,7 @@ from rich import console as rich_console
 
 from experiments import common
 from specdec_jax import counting, decode, presets, report, sharding, slots
-from specdec_jax.drafters import drafter_model
+from specdec_jax.drafters import BlockDrafter, drafter_model
 from specdec_jax.models.decoder import Decoder, head_table
 from specdec_jax.models.target import Target
 from specdec_jax.training import losses, trainer
@@ -48,6 +48,9 @@ CHIPS = {
 
 # What libtpu looks for where there is no TPU to ask.
 LIBTPU = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
+
+# Without a device XLA cannot try tiles of its Triton products, and ends where its guess fits none.
+OPTIONS = {"tpu": None, "gpu": {"xla_gpu_enable_triton_gemm": False}}
 
 H200 = pathlib.Path(__file__).parents[1] / "configs" / "kernels" / "h200.txtpb"  # XLA's description of it
 
@@ -90,13 +93,15 @@ class Models:
   frozen: dict
 
 
-def models(config, mesh: Mesh) -> Models:
-  """Nothing is computed: initialisers are traced for their shapes."""
+def models(config, mesh: Mesh, kernels: str) -> Models:
+  """Nothing is computed: initialisers are traced for their shapes. kernels: the implementation; that of the backend would be this
+  machine's."""
   c = presets.target_config(config.target)
-  decoder = Decoder(c, stacked=c.uniform)
+  decoder = Decoder(c, stacked=c.uniform, kernels=kernels)
   params = jax.eval_shape(lambda key: decoder.init(key, jnp.zeros((1, 8), jnp.int32), method="init_all")["params"], jax.random.key(0))
   params = shapes(params, mesh, dtype="bfloat16")
   model = drafter_model(presets.drafter_config(config.target, config.drafter), dtype="bfloat16")
+  model = dataclasses.replace(model, kernels=kernels) if isinstance(model, BlockDrafter) else model
   own = shapes(jax.eval_shape(model.init_params, jax.random.key(0)), mesh)
   return Models(
       Target(config.target, c, decoder, params, None, "", "bfloat16", mesh), model, {k: v for k, v in own.items() if k not in FROZEN},
@@ -125,33 +130,38 @@ def decoding_steps(config, m: Models, mesh: Mesh):
   length, vocab = decode.round_up(d.length + m.drafter.draft_length + 1, 128), m.target.vocab
   plain = lambda *s, dtype=jnp.int32: jax.ShapeDtypeStruct(s, dtype)
   weights = shapes({**m.trainable}, mesh, sharding.REPLICATED if d.replicated else sharding.PARAMETERS, "bfloat16") | m.frozen
-  held = lambda tree: shapes(tree, mesh, sharding.STATE)
-  made = jax.eval_shape(functools.partial(slots._empty, method, length, "bfloat16"), plain(d.slots), plain(d.slots, vocab), plain(d.slots))
-  state = held(made.replace(counts=None))
+
+  def made(f, *arguments):
+    """Shapes of what f makes, which lie where a decode keeps them."""
+    with sharding.use(mesh):
+      return shapes(jax.eval_shape(f, *arguments), mesh, sharding.STATE)
+
+  state = made(functools.partial(slots._empty, method, length, "bfloat16"), plain(d.slots), plain(d.slots, vocab), plain(d.slots))
+  state = state.replace(counts=None)
   settings = jax.tree.map(lambda x: plain(*x.shape, dtype=x.dtype), slots.stack([None] * d.slots, "greedy", vocab))
   alive, most = plain(d.slots, dtype=bool), plain(d.slots)
   run = slots.PROGRAMS
   drafting = ("draft", run["draft"], (method, "greedy", vocab, length, weights, state, settings, alive, most, None, None))
-  draft = held(jax.eval_shape(functools.partial(slots._draft, *drafting[2][:4]), *drafting[2][4:]))
+  draft = made(functools.partial(slots._draft, *drafting[2][:4]), *drafting[2][4:])
   yield drafting
   cache, rest, verified = state.cache, state.replace(cache=None), None
   for bucket in d.buckets:
     args = (method, bucket, length, m.target.params, cache, rest, draft, alive)
-    verified = held(jax.eval_shape(functools.partial(slots._verify, *args[:3]), *args[3:]))
+    verified = made(functools.partial(slots._verify, *args[:3]), *args[3:])
     yield f"verify {bucket}", run["verify"], args
   yield "commit", run["commit"], (
       method, "greedy", vocab, weights, rest, verified.cache.replace(fed=()), verified.replace(cache=None), draft, settings, alive, verified.cache.fed)
 
 
-def measure(name: str, program, args, mesh: Mesh, chip: Chip, extra_bytes: float = 0.0) -> dict:
-  """Compiles a program for the mesh and counts what it takes."""
+def measure(name: str, program, args, plain, mesh: Mesh, chip: Chip, extra_bytes: float = 0.0, options=None) -> dict:
+  """Compiles a program for the mesh and counts what it takes. plain: (program, arguments) without kernels, whose grids hide how often
+  their products run; options: of the compiler."""
   began = time.time()
   with sharding.use(mesh):
-    traced = program.trace(*args)
-    work = counting.work(traced.jaxpr)
+    work = counting.work(plain[0].trace(*plain[1]).jaxpr)
     row = {"program": name, "flops": work.flops, "bytes": work.bytes + extra_bytes}
     try:
-      compiled = traced.lower().compile()
+      compiled = program.lower(*args).compile(options)
     except jax.errors.JaxRuntimeError as e:
       if "RESOURCE_EXHAUSTED" not in str(e):
         raise
@@ -187,9 +197,11 @@ def plan(config, what: str, workdir: pathlib.Path) -> list[dict]:
   """One record a program of training or of decoding, appended to results.jsonl."""
   shape = tuple(config[what].mesh[a] for a in sharding.AXES)
   mesh, chip = make_mesh(config.topology, shape), CHIPS[config.topology.split(":")[0]]
-  m, records = models(config, mesh), []
-  for name, program, args, extra in programs(config, what, m, mesh):
-    found = measure(name, program, args, mesh, chip, extra) | {"what": what, "topology": config.topology, "mesh": shape}
+  platform = "gpu" if config.topology.startswith("h200") else "tpu"
+  m, plain = (models(config, mesh, kernels) for kernels in (platform, "reference"))
+  records = []
+  for (name, program, args, extra), (_, *without, _) in zip(programs(config, what, m, mesh), programs(config, what, plain, mesh)):
+    found = measure(name, program, args, without, mesh, chip, extra, OPTIONS[platform]) | {"what": what, "topology": config.topology, "mesh": shape}
     records.append(common.record("plan_mesh", m.target, {"name": config.drafter, "hash": None}, notes=found.pop("why", ""), metrics=found))
     report.append(workdir / "results.jsonl", records[-1])
   return records

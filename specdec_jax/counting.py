@@ -39,12 +39,13 @@ def work(jaxpr) -> Work:
       total.add(max(branches, key=lambda w: w.flops))
     else:
       times = e.params["length"] if name == "scan" else math.prod(e.params["mesh"].shape.values()) if name == "shard_map" else 1
-      for inner in _inner(e.params):
+      for inner in inner_jaxprs(e.params):
         total.add(work(inner), times)
   return total
 
 
-def _inner(params):
+def inner_jaxprs(params):
+  """The jaxprs among the parameters of an equation, but for branches."""
   for value in params.values():
     if hasattr(value, "eqns") or hasattr(getattr(value, "jaxpr", None), "eqns"):
       yield value

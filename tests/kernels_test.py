@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from specdec_jax.kernels import OPS, default_implementation
-from specdec_jax.kernels.base import TOLERANCE, choose
+from specdec_jax.kernels.base import TOLERANCE, choose, ways
+from specdec_jax.sharding import AXES
 
 IMPLEMENTATIONS = (default_implementation(),) if default_implementation() != "reference" else (
     "tpu_interpret", pytest.param("gpu_interpret", marks=pytest.mark.slow))
@@ -60,8 +61,18 @@ def test_what_a_kernel_cannot_do_runs_as_the_reference_and_says_so_once(caplog):
   assert caplog.text.count("conv runs as plain XLA: no kernel for tpu and 5 channels") == 1
 
 
-def test_on_a_mesh_it_is_the_reference(caplog):
-  with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("tensor",))):
-    assert choose("walk", "tpu", lambda platform: None) == "reference"
-  assert "walk runs as plain XLA: a mesh of 2 devices would have to partition it" in caplog.text
-  assert choose("walk", "tpu", lambda platform: None) == "tpu"
+def test_meshes_that_kernels_run_on(caplog):
+  """The library's, and where a device sees its own part only; what is not wholly in a device's hands is left to XLA."""
+  on = lambda mesh: jax.sharding.use_abstract_mesh(mesh)
+  chosen = lambda: choose("walk", "tpu", lambda platform: None)
+  mesh, manual = jax.sharding.AbstractMesh((2, 2, 2), AXES), jax.sharding.AxisType.Manual
+  with on(mesh):
+    assert chosen() == "tpu" and ways("tensor") == 2 and ways(AXES) == 8
+  with on(mesh.update(axis_types=(manual,) * 3)):
+    assert chosen() == "tpu" and ways(AXES) == 1
+  with on(mesh.update(axis_types=(manual, *mesh.axis_types[1:]))):
+    assert chosen() == "reference" and ways(AXES) == 1
+  with on(jax.sharding.AbstractMesh((2,), ("model",))):
+    assert chosen() == "reference" and ways("tensor") == 1
+  assert "walk runs as plain XLA: the mesh axes data alone are manual" in caplog.text
+  assert "walk runs as plain XLA: a mesh with axes model: kernels are split along data, fsdp, tensor" in caplog.text

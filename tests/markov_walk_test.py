@@ -15,6 +15,7 @@ from specdec_jax.kernels.markov_walk import implementation_for, ref, tpu
 from specdec_jax.kernels.markov_walk.noise import gumbel
 from specdec_jax.kernels.markov_walk.shapes import CASES
 from specdec_jax.sampling import make_sampling
+from specdec_jax.sharding import AXES
 from tests import toys
 
 CASE = {case.name: case for case in CASES}
@@ -25,6 +26,13 @@ def drafter(kind, kernels, **changes):
   """A toy whose head is of a kind and size that the kernels take."""
   found = toys.block_drafter(toys.target(**TARGET), head=kind, rank=128, **changes)
   return dataclasses.replace(found, model=dataclasses.replace(found.model, kernels=kernels))
+
+
+def test_a_vocabulary_that_a_mesh_splits_is_left_to_xla(caplog):
+  for shape, expected in (((2, 4, 1), "tpu"), ((4, 1, 2), "reference")):
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh(shape, AXES)):
+      assert implementation_for("tpu", 8, jnp.zeros((9232, 128)), None) == expected
+  assert "markov_walk runs as plain XLA: the tensor axis of the mesh splits its vocabulary over 2 devices" in caplog.text
 
 
 @pytest.mark.parametrize(("kind", "temperature"), [

@@ -1,6 +1,7 @@
 """Cases on 8 forced CPU devices, for mesh_test.py, which runs them in a process of their own: python -m tests.mesh_cases NAME…"""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -18,14 +19,16 @@ import numpy as np
 import specdec_jax
 from configs.qwen3_4b import plan
 from experiments import plan_mesh
-from specdec_jax import hub, sharding
+from specdec_jax import counting, hub, sharding
 from specdec_jax.data import pipeline
 from specdec_jax.drafters import BlockDrafter
 from specdec_jax.hub import folder as folder_lib
 from specdec_jax.hub import layout
+from specdec_jax.kernels import OPS
+from specdec_jax.kernels.base import TOLERANCE
 from specdec_jax.training import losses, trainer
 from specdec_jax.training.anchors import Labels
-from specdec_jax.training.objective import Objective, initial
+from specdec_jax.training.objective import FROZEN, Objective, initial
 from specdec_jax.training.optimizer import adamw, learning_rate
 from tests import toys
 
@@ -61,13 +64,13 @@ def decode_on_every_mesh():
   same_texts(SHAPES[2:], target, toys.serial_drafter(target, "eagle3"), **SAMPLED)
 
 
-def engine_on_a_mesh():
+def engine_on_a_mesh(kernels=None):
   """Requests that come and go; nothing compiles after warm-up; slots that the mesh does not divide are refused by name."""
   target = toys.target(vocab=64)
   drafter = toys.block_drafter(target)
   expected = [c.tokens for c in specdec_jax.generate(target, drafter, PROMPTS * 2, 12, ignore_eos=True)]
   mesh = sharding.make_mesh(2, 2, 2)
-  target, drafter = on_mesh(target, mesh), on_mesh(drafter, mesh)
+  target, drafter = (on_mesh(by_kernels(x, kernels), mesh) for x in (target, drafter))
   options = dict(max_length=60, schedule="fixed", needs=("greedy",), chunk=16, reaches=())
   engine = specdec_jax.Engine(target, drafter, slots=4, buckets={4: ()}, **options)
   engine.warm_up()
@@ -83,6 +86,10 @@ def engine_on_a_mesh():
   assert [engine.result(n).tokens for n in numbers] == expected
   assert compiled == 0 and not any("compiled" in h for h in engine.stats()["health"]), (compiled, engine.stats()["health"])
   refused("slots, and each of slot_buckets, must be multiples of the 4 devices", lambda: specdec_jax.Engine(target, drafter, slots=3, **options))
+
+
+def engine_with_kernels():
+  engine_on_a_mesh("tpu_interpret")
 
 
 def refused(message, call):
@@ -110,7 +117,7 @@ def sizes_that_do_not_divide():
 def plans_are_traced():
   """What plan_mesh compiles takes the arguments that the engine gives, whatever changed in it; nothing is compiled."""
   config, mesh = plan.get_config(), sharding.make_mesh(1, 1, 8)
-  models = plan_mesh.models(config, mesh)
+  models = plan_mesh.models(config, mesh, "reference")
   with sharding.use(mesh):
     names = [name for name, program, args in plan_mesh.decoding_steps(config, models, mesh) if program.trace(*args)]
     update, args = plan_mesh.training_step(config, models, mesh)
@@ -150,6 +157,100 @@ def loss_over_a_split_vocabulary():
       found, now = both()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), now, mean)
+
+
+# Operation, case, rows that it is given, arguments that have no rows, mesh. 2 kv heads and 4 rows are split on 2 × 2 × 2; fewer stay whole.
+SPREAD = (
+    ("ragged_verify", "one_token", 4, (), (2, 2, 2)), ("ragged_verify", "tiles", None, (), (2, 2, 2)), ("ragged_verify", "stacked", None, (), (2, 2, 2)),
+    ("block_attention", "bounds", 4, (), (2, 2, 2)), ("block_attention", "contexts", 3, (), (1, 2, 4)),
+    ("write_rows", "straddling", 4, (), (2, 2, 2)), ("write_rows", "stacked", None, (), (2, 2, 2)),
+    ("dynamic_conv", "many_blocks_bf16", None, (), (2, 2, 2)), ("dynamic_conv", "three_slots_four_taps", None, (), (2, 2, 2)),
+    ("path_walk", "mixed temperatures", 4, ("predecessor", "successor"), (2, 2, 2)),
+    ("markov_walk", "rnn_sampled_bf16", 8, ("previous", "table", "weights"), (4, 2, 1)))
+
+
+def kernels_on_a_mesh():
+  """Values and gradients of every operation are those of its reference on one device; the kernel runs under a shard_map."""
+  for name, case, rows, whole, shape in SPREAD:
+    case = next(c for c in OPS[name].cases if c.name == case)
+    arguments = case.make(jax.random.key(0))
+    if rows:
+      arguments = {k: x if k in whole else jnp.take(x, jnp.arange(rows) % len(x), 0) for k, x in arguments.items()}
+    spread_as_the_reference(OPS[name], case, arguments, sharding.make_mesh(*shape))
+
+
+def spread_as_the_reference(op, case, arguments, mesh):
+  some = {k: arguments.pop(k) for k in case.differentiable}
+  weigh = lambda x: jnp.sum(jnp.cos(jnp.arange(x.size).reshape(x.shape)) * x)
+
+  def values_and_gradients(f, some):
+    call = lambda some: f(**some, **arguments, **case.settings)
+    return call(some), jax.grad(lambda some: weigh(call(some)))(some) if some else None
+
+  with jax.default_matmul_precision("highest"):
+    expected = jax.jit(functools.partial(values_and_gradients, op.reference))(some)
+    run = jax.jit(functools.partial(values_and_gradients, functools.partial(op.call, implementation="tpu_interpret")))
+    with sharding.use(mesh):
+      assert spread_kernels(run.trace(some).jaxpr) >= (3 if some else 1), case  # One for the values, two for the gradients.
+      found = run(some)
+  close = functools.partial(np.testing.assert_allclose, rtol=TOLERANCE[case.dtype], atol=TOLERANCE[case.dtype], err_msg=f"{op.name} {case}")
+  jax.tree.map(lambda a, b: close(np.asarray(a, np.float32), np.asarray(b, np.float32)), found, expected)
+
+
+def spread_kernels(jaxpr, inside: bool = False) -> int:
+  """Kernel calls of a jaxpr that run on a device's part."""
+  count = 0
+  for e in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+    count += inside and e.primitive.name == "pallas_call"
+    count += sum(spread_kernels(inner, inside or e.primitive.name == "shard_map") for inner in counting.inner_jaxprs(e.params))
+  return count
+
+
+def by_kernels(model, implementation="tpu_interpret"):
+  """A target or a drafter that runs kernels."""
+  if hasattr(model, "decoder"):
+    return dataclasses.replace(model, decoder=model.decoder.clone(kernels=implementation))
+  return dataclasses.replace(model, model=dataclasses.replace(model.model, kernels=implementation))
+
+
+def decoding_with_kernels(shapes=SHAPES[2:]):
+  """The tokens of one device without kernels; flat rows of slots some of which idle are verified as there."""
+  target = toys.target(vocab=64, stacked=True, windows=(5, None, 7))
+  drafter = toys.block_drafter(target)
+  texts = lambda t, d: [c.tokens for c in specdec_jax.generate(t, d, PROMPTS, 12, ignore_eos=True)]
+  expected = texts(target, drafter)
+  for shape in shapes:
+    mesh = sharding.make_mesh(*shape)
+    assert texts(on_mesh(by_kernels(target), mesh), on_mesh(by_kernels(drafter), mesh)) == expected, shape
+
+
+def decoding_with_kernels_on_every_mesh():
+  decoding_with_kernels(SHAPES)
+
+
+def training_with_kernels():
+  """Loss and gradients of a step are those of one device without kernels: attention, and convolutions whose base all rows share."""
+  target = toys.target(vocab=64)
+  drafter = toys.block_drafter(target, window=6, head="selector", candidates=4, own_embedding=False, confidence=False, conv=2, conv_group=4)
+  rows = [packed_rows()[i] for i in range(8)]
+  batch = {k: np.stack([r[k] for r in rows]) for k in rows[0]} | {"progress": np.float32(1)}
+  split = lambda d: [{k: v for k, v in d.params.items() if (k in FROZEN) == frozen} for frozen in (False, True)]
+
+  def step(target, drafter):
+    objective = Objective(target, drafter.model, 4)
+    run = lambda trainable, frozen, batch: objective(trainable, batch, jax.random.key(3), {"target": target.params, "frozen": frozen})
+    with sharding.use(target.mesh):
+      run = jax.jit(jax.value_and_grad(run, has_aux=True))
+      arguments = (*split(drafter), sharding.place_rows(target.mesh, batch, 8))
+      return run(*arguments), spread_kernels(run.trace(*arguments).jaxpr)
+
+  ((expected, _), gradient), _ = step(target, drafter)
+  for shape in SHAPES[1:]:
+    mesh = sharding.make_mesh(*shape)
+    ((found, _), by_kernel), kernels = step(on_mesh(target, mesh), on_mesh(by_kernels(drafter), mesh))
+    assert kernels >= 3 + 4 * 2, kernels  # One attention and four convolutions, forward and backward.
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), by_kernel, gradient)
 
 
 def packed_rows():

@@ -37,10 +37,9 @@ def dynamic_conv(
   pad = -width % tpu.LANES if platform == "tpu" else 0
   wide = lambda y, more: y if y is None or not pad else jnp.pad(y, [(0, 0)] * (y.ndim - 1) + [(0, more)])
   x_, residual_, base, dynamic = wide(x, pad), wide(residual, pad), wide(base, pad), wide(dynamic, pad // group)
-  rows = lambda y: None if y is None else y.reshape(-1, width + pad)
-  static = (platform, slots, group, part or 0, bool(interpret))
-  out = _convolve(static, rows(x_), base, dynamic.reshape(rows(x_).shape[0], -1), rows(residual_))
-  return out[:, :width].reshape(x.shape)
+  blocks = lambda y: None if y is None else y.reshape(tokens // slots, slots, -1)
+  tokens, static = x.size // width, (platform, slots, group, part or 0, bool(interpret))
+  return _convolve(static, blocks(x_), base, blocks(dynamic), blocks(residual_))[..., :width].reshape(x.shape)
 
 
 def _check(x, base, dynamic, slots, part, residual) -> int:
@@ -77,9 +76,20 @@ def _unsupported(platform: str, x, dynamic, residual, slots: int, taps: int, gro
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _convolve(static, x, base, dynamic, residual):
-  """x [rows,D], base [parts,taps,D], dynamic [rows,parts·taps·D/group]; static: platform, slots, group, part, interpret."""
+  """x, residual [blocks,slots,D], base [parts,taps,D], dynamic [blocks,slots,parts·taps·D/group]; static: platform, slots, group, part,
+  interpret. On a mesh blocks are split, as rows of a batch are; channels are not: what stands before and behind it has all of them."""
   platform, slots, group, part, interpret = static
-  return PLATFORMS[platform].forward(x, base, dynamic, residual, slots=slots, group=group, part=part, interpret=interpret)
+
+  def run(x, base, dynamic, residual):
+    out = PLATFORMS[platform].forward(_rows(x), base, _rows(dynamic), _rows(residual), slots=slots, group=group, part=part, interpret=interpret)
+    return out.reshape(x.shape)
+
+  return kernels.spread(run, [(x, "B"), (base, ""), (dynamic, "B"), (residual, "B")], "B")
+
+
+def _rows(x):
+  """[blocks,slots,…] to [rows,…]."""
+  return None if x is None else x.reshape(-1, x.shape[-1])
 
 
 def _forward(static, x, base, dynamic, residual):
@@ -89,11 +99,16 @@ def _forward(static, x, base, dynamic, residual):
 def _backward(static, saved, grad):
   platform, slots, group, part, interpret = static
   x, base, dynamic, added = saved
-  dx, dbase, ddynamic = PLATFORMS[platform].backward(x, base, dynamic, grad, slots=slots, group=group, part=part, interpret=interpret)
-  parts = base.shape[0]
-  dbase = jnp.zeros(base.shape, jnp.float32).at[part].set(dbase).astype(base.dtype)
-  each = ddynamic.shape[1]
-  return dx, dbase, jnp.pad(ddynamic, [(0, 0), (part * each, (parts - 1 - part) * each)]), grad if added else None
+
+  def run(x, base, dynamic, grad):
+    dx, dbase, ddynamic = PLATFORMS[platform].backward(
+        _rows(x), base, _rows(dynamic), _rows(grad), slots=slots, group=group, part=part, interpret=interpret)
+    return dx.reshape(x.shape), dbase[None], ddynamic.reshape(*x.shape[:2], -1)
+
+  dx, dbase, ddynamic = kernels.spread(run, [(x, "B"), (base, ""), (dynamic, "B"), (grad, "B")], "B")
+  parts, each = base.shape[0], ddynamic.shape[-1]
+  dbase = jnp.zeros(base.shape, jnp.float32).at[part].set(dbase.sum(0)).astype(base.dtype)  # The sum is over devices.
+  return dx, dbase, jnp.pad(ddynamic, [(0, 0), (0, 0), (part * each, (parts - 1 - part) * each)]), grad if added else None
 
 
 _convolve.defvjp(_forward, _backward)

@@ -1,5 +1,7 @@
 """markov_walk: arguments checked, an implementation chosen."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -9,6 +11,8 @@ from specdec_jax.kernels.markov_walk.ref import Walk
 from specdec_jax.typing import Float, Int, Key
 
 PARTS = {"markov": (0, 0), "gated": (1, 1), "rnn": (2, 3)}  # rows and columns of the weights, in units of R
+
+WHOLE = ("previous", "table", "weights")  # What has no axis of rows.
 
 
 def markov_walk(
@@ -33,12 +37,20 @@ def markov_walk(
     return ref.markov_walk(**arguments)
   arguments["keys"] = None if keys is None else jax.random.key_data(keys)
   platform, _, interpret = chosen.partition("_")
-  return {"tpu": tpu.walk, "gpu": gpu.walk}[platform](**arguments, interpret=bool(interpret))
+  walk = functools.partial({"tpu": tpu.walk, "gpu": gpu.walk}[platform], kind=arguments.pop("kind"), interpret=bool(interpret))
+  split = [(x, "" if name in WHOLE else "B") for name, x in arguments.items()]
+  return common.spread(lambda *arrays: walk(**dict(zip(arguments, arrays))), split, "B")
 
 
 def implementation_for(implementation: str | None, batch: int, table: Float["V R"], keys: Key["B L"] | None) -> str:
-  """What `markov_walk` runs for `batch` rows: the reference where a kernel cannot, or where none was asked for and it does not pay."""
+  """What `markov_walk` runs for `batch` rows: the reference where a kernel cannot, or where none was asked for and it does not pay.
+
+  On a mesh rows are split. The vocabulary is not: where the tensor axis splits it, W₂ and the base logits would be gathered in every
+  round, for Qwen3-4B and 16 rows 146 MB by every device, which takes as long as the rest of the draft; the reference exchanges a few
+  numbers a row and slot."""
   def unsupported(platform):
+    if common.ways("tensor") > 1:
+      return f"the tensor axis of the mesh splits its vocabulary over {common.ways('tensor')} devices, and the kernels need all of it"
     if keys is not None and (str(jax.random.key_impl(keys)) != "threefry2x32" or not jax.config.jax_threefry_partitionable):
       return f"the noise is made in the kernel, which knows partitionable threefry2x32 keys and not {jax.random.key_impl(keys)}"
     kernel = {"tpu": tpu, "gpu": gpu}[platform]

@@ -1,6 +1,8 @@
 """The choice among implementations of the path walk."""
 
+import jax.numpy as jnp
 
+from specdec_jax import sharding
 from specdec_jax.kernels import base
 from specdec_jax.kernels.path_walk import pallas, ref
 from specdec_jax.typing import Float, Int
@@ -24,11 +26,25 @@ def path_walk(
   arguments = bias, scale, anchor, ids, gate, predecessor, successor
   if chosen == "reference":
     index, pair = ref.walk(*arguments)
-  elif chosen.startswith("tpu"):
-    index, pair = pallas.tpu(*arguments, interpret=chosen == "tpu_interpret")
   else:
-    index, pair = pallas.gpu(*arguments, interpret=chosen == "gpu_interpret")
+    index, pair = _walk(chosen, *arguments)
   return ref.outcome(index, pair, unary, temperature, scale)
+
+
+def _walk(chosen: str, bias, scale, anchor, ids, gate, predecessor, successor):
+  """`ref.walk` by a kernel. On a mesh requests are split. The codebooks, whose ids lie on different devices, are not gathered: XLA takes
+  the rows of a request's tokens from them, and the kernel walks in a vocabulary of these."""
+  kernel, interpret = pallas.tpu if chosen.startswith("tpu") else pallas.gpu, chosen.endswith("_interpret")
+  if base.ways(sharding.AXES) == 1:
+    return kernel(bias, scale, anchor, ids, gate, predecessor, successor, interpret=interpret)
+  tokens = jnp.concatenate([anchor[:, None], ids.reshape(len(ids), -1)], 1)
+
+  def run(bias, scale, gate, predecessor, successor):
+    place = jnp.arange(predecessor.shape[0] * predecessor.shape[1]).reshape(predecessor.shape[:2])
+    tables = (x.reshape(-1, x.shape[-1]) for x in (predecessor, successor))
+    return kernel(bias, scale, place[:, 0], place[:, 1:].reshape(bias.shape), gate, *tables, interpret=interpret)
+
+  return base.spread(run, [(x, "B") for x in (bias, scale, gate, ref.rows(predecessor, tokens), ref.rows(successor, tokens))], "B")
 
 
 def unsupported(platform: str, candidates: int, table: int) -> str | None:

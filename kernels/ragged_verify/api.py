@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.kernels.base import choose
+from specdec_jax.kernels.base import choose, spread
 from specdec_jax.kernels.ragged_verify import gpu, intervals, ref, tpu
 from specdec_jax.kernels.ragged_verify.spans import Spans, join, split
 from specdec_jax.typing import Bool, Float, Int
@@ -48,14 +48,22 @@ def ragged_verify(
     counts = jnp.max(jnp.where(mine, offset + 1, 0), 1)
     before = jnp.sum(slot < jnp.arange(batch)[:, None], 1)
     tokens = q[jnp.minimum(before[:, None] + jnp.arange(width), len(q) - 1)]
-  length = min(reach or columns, columns)
+  # Of flat rows a device could not tell which are of its slots: they are put to their slots and taken from there by XLA.
+  held = "BK" if layer is None else "YBK"
+  run = functools.partial(_verify, chosen, min(reach or columns, columns), scale)
+  out = spread(run, [(tokens, "BTK"), (counts, "B"), (start, "B"), (keys, held), (values, held), (layer, ""), (window, "")], "BTK")
+  return out.reshape(q.shape) if slot is None else out[slot, offset]
+
+
+def _verify(chosen: str, length: int, scale: float | None, tokens: Float["B T K G H"], counts: Int["B"], start: Int["B"], keys, values, layer, window):
+  """`ragged_verify` by a kernel, of the first `counts` tokens of each slot."""
+  batch, width, _, groups, _ = tokens.shape
   chunk = max(1, min(width, _module(chosen).ROWS // groups))
   ahead = jnp.arange(0, width, chunk)
   each = lambda x: jnp.broadcast_to(x, (batch, len(ahead))).reshape(-1)
   spans = Spans(each(jnp.arange(batch)[:, None]), each(start[:, None] + ahead), each(jnp.clip(counts[:, None] - ahead, 0, chunk)))
   out = _run(chosen, split(tokens, chunk), keys, values, spans, layer, window, groups=groups, causal=True, length=length, scale=scale)
-  out = join(out, batch, width, groups)
-  return out.reshape(q.shape) if slot is None else out[slot, offset]
+  return join(out, batch, width, groups)
 
 
 def block_attention(
@@ -76,7 +84,9 @@ def block_attention(
   if chosen == "reference":
     return ref.block_attention(q=q, keys=keys, values=values, low=low, high=high, k=k, v=v, keep=keep, window=window, scale=scale)
   static = chosen, window, 1 / math.sqrt(size) if scale is None else scale
-  return _blocks(static, q, keys, values, k.astype(q.dtype), v.astype(q.dtype), low, high, keep)
+  own = [(x.astype(q.dtype), "BALK") for x in (k, v)]
+  arguments = [(q, "BALK"), (keys, "BK"), (values, "BK"), *own, (low, "B"), (high, "B"), (keep, "B")]
+  return spread(functools.partial(_blocks, static), arguments, "BALK")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -127,7 +137,16 @@ def write_rows(
   _expect("write_rows", keys=(keys, (*stack, batch, heads, size, columns)), values=(values, (*stack, batch, heads, columns, size)), v=(v, k.shape),
           start=(start, (batch,)))
   chosen = choose("write_rows", implementation, lambda platform: _unsupported(k, keys, platform))
-  if not chosen.startswith("tpu"):
+  if chosen == "reference":
+    return ref.write_rows(keys=keys, values=values, k=k, v=v, start=start, layer=layer)
+  held = "BK" if layer is None else "YBK"
+  return spread(
+      functools.partial(_write, chosen), [(keys, held), (values, held), (k, "BTK"), (v, "BTK"), (start, "B"), (layer, "")], (held, held))
+
+
+def _write(chosen: str, keys, values, k, v, start, layer):
+  """`write_rows` on one device."""
+  if chosen.startswith("gpu"):
     return ref.write_rows(keys=keys, values=values, k=k, v=v, start=start, layer=layer)
   v = jnp.where(jnp.isfinite(v), v, 0)
   put = functools.partial(tpu.write, start=start, layer=jnp.int32(0) if layer is None else layer, interpret=chosen.endswith("_interpret"))
