@@ -93,6 +93,19 @@ def test_chunks_equal_the_recurrence(count):
     np.testing.assert_allclose(after.memory, token_by_token(*(x[:, :rows] for x in (q, k, v, beta, decay)), memory)[1] if rows else memory, atol=2e-5)
 
 
+def test_a_state_behind_a_long_call_is_as_exact_as_behind_a_short_one():
+  """Decays that add up to thousands: what the last tokens leave must not be a difference of such sums."""
+  rng = np.random.default_rng(0)
+  k, decay = np.array(delta.unit(rng.standard_normal((1, 2048, 1, 4)))), -rng.gamma(0.5, 10.0, (1, 2048, 2))
+  u, memory = rng.standard_normal((1, 2048, 2, 3)), np.zeros((2, 4, 3))
+  for t in range(2000):
+    memory = memory * np.exp(decay[0, t])[:, None, None] + k[0, t, 0, :, None] * u[0, t][:, None]
+  single = lambda x: jnp.asarray(x, jnp.float32)
+  state = State(jnp.zeros((1, 1, 1)), jnp.zeros((1, 2, 4, 3)))
+  after = state.after(Update(jnp.zeros((1, 2048, 1)), single(k), single(u), single(decay)), jnp.array([2000]))
+  np.testing.assert_allclose(after.memory[0], memory, atol=2e-6 * np.abs(memory).max())
+
+
 def test_packed_texts_longer_than_a_chunk(monkeypatch):
   """Texts in one row, padding around and between them, equal themselves alone; borders in and between chunks."""
   monkeypatch.setattr(delta, "CHUNK", 4)

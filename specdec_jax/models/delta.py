@@ -47,9 +47,8 @@ class State:
     inputs = jnp.concatenate([self.inputs, update.inputs.astype(self.inputs.dtype)], 1)
     inputs = jnp.take_along_axis(inputs, (rows[:, None] + jnp.arange(taps))[..., None], 1)
     stands = (jnp.arange(update.decays.shape[1]) < rows[:, None])[..., None]
-    since = jnp.where(stands, update.decays, 0.0)
-    since = since.sum(1, keepdims=True) - jnp.cumsum(since, 1)  # Log decay of each token's correction until now.
-    total = jnp.where(stands, update.decays, 0.0).sum(1)
+    until = jax.lax.cumsum(jnp.where(stands, update.decays, 0.0), 1, reverse=True)  # From each token on: of the last few, no small
+    since, total = jnp.pad(until[:, 1:], ((0, 0), (0, 1), (0, 0))), until[:, 0]  # differences of large sums, however long the call.
     weighted = jnp.where(stands[..., None], jnp.exp(since)[..., None] * update.corrections, 0.0)
     keys = jnp.repeat(jnp.where(stands[..., None], update.keys, 0.0), groups, 2)
     return State(inputs, jnp.exp(total)[..., None, None] * self.memory + _dot(keys.transpose(0, 2, 3, 1), weighted.swapaxes(1, 2)))
