@@ -289,9 +289,11 @@ def _put_off(pending: Pending, taps: Float["B 1 M D"], tokens: Int["B"], fed_row
 def catch_up(method: Method, drafter_params, state: DecodeState) -> DecodeState:
   """The drafter's context with the rows that were put off; before it is drafted from, and before P of them wait."""
   pending = state.pending
-  positions = (state.cache.lengths - pending.count)[:, None] + jnp.arange(pending.tokens.shape[1])
-  extended = method.drafter.extend(drafter_params, state.drafter, pending.taps, pending.tokens, positions, pending.count)
-  return sharding.constrain_state(state.replace(drafter=extended, pending=pending.replace(count=jnp.zeros_like(pending.count))))
+  # Slots without a context still count rows of who had them before.
+  count = jnp.minimum(pending.count, jnp.minimum(pending.tokens.shape[1], state.cache.lengths))
+  positions = (state.cache.lengths - count)[:, None] + jnp.arange(pending.tokens.shape[1])
+  extended = method.drafter.extend(drafter_params, state.drafter, pending.taps, pending.tokens, positions, count)
+  return sharding.constrain_state(state.replace(drafter=extended, pending=pending.replace(count=jnp.zeros_like(count))))
 
 
 def append(transcript: Transcript, output: RoundOutput, proposal: Proposal | None) -> Transcript:

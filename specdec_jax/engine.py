@@ -679,7 +679,7 @@ class Engine:
     """Whether the drafter reads a request's text, too. Where costs are not weighed it always does."""
     if not self._choosing or self.method.drafter is None:
       return True
-    running = min(len(self._live()) + 1 + len(self._queue), self.slots)
+    running = min(len(self._live()) + len(self._queue), self.slots)  # It waits in front of the queue.
     size = self._bucket_of(self.slot_buckets, running)
     return request.speculation and self._speculation.pays(running, size, self.draft_slots[size])
 

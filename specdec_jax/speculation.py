@@ -69,16 +69,20 @@ class Speculation:
   def plan(self, worths: Sequence[Worth], running: int, size: int, passes: Sequence[int]) -> tuple[int, list[int]]:
     """(how many drafts to verify, which requests to draft for), on the confidences of rounds before: of the requests that may have
     drafts, among `running` in `size` slots. passes: how many slots the drafter's pass may be cut to, rising to `size`. Those whose drafts
-    are worth most are drafted for, in a cut pass one of the others too: the one that has waited longest, so that all are seen again."""
+    are worth most are drafted for, in a cut pass one of the others too (instead, now and then, where it is over one): the one that has
+    waited longest, so that all are seen again."""
     for w in worths:
       w.waited += 1
     everyone = list(range(len(worths)))
     known = [self.survival if w.survival is None else w.survival for w in worths]
     if any(k is None for k in known):
       return len(worths) * self.draft_length, everyone
-    best = self._best(np.stack(known), [w.waited for w in worths], running, size, passes)[:2]
+    waited = [w.waited for w in worths]
+    best = self._best(np.stack(known), waited, running, size, passes)[:2]
     if best[0]:
       self._probe = PROBE_EVERY
+      if len(best[1]) == 1 and max(waited) >= PROBE_EVERY:  # A pass over one has no place for another: it is given up for a round.
+        return min(best[0], self.draft_length), [waited.index(max(waited))]
     elif self._undrafted >= self._probe:
       self._probe = min(2 * self._probe, LEAST_PROBES)
       return len(worths), everyone

@@ -406,6 +406,40 @@ def test_contexts_are_kept_where_drafts_pay_and_nothing_compiles():
   assert {(c.speculation["on"], c.speculation["why"]) for c in dear} == {(False, "no draft was worth its cost")}
 
 
+def test_whether_a_context_is_kept_is_weighed_for_those_who_are_there():
+  """One that comes alone is weighed as one, in as few slots; the third beside two as three."""
+  engine, asked = make(adaptive=True), []
+  engine._speculation.pays = lambda running, size, passes: asked.append((running, size)) or True
+  engine.result(submit(engine, (3,))[0])
+  for i in (0, 3, 5):
+    submit(engine, (i,))
+    engine.step()
+  engine.run()
+  assert asked == [(1, 2), (1, 2), (2, 2), (3, 4)]
+
+
+def test_rows_put_off_of_one_who_has_gone():
+  """Who has no context may sit where another's rows were put off, more of them than its own text has: none is written in front of it."""
+  engine, written = make(schedule="fixed", slot_buckets=(4,), buckets={4: ()}, overlap=False), []
+  engine._keeps = lambda request: request.speculation
+  model = engine.method.drafter
+
+  class Watched(type(model)):
+    def extend(self, params, state, features, tokens, positions, valid):
+      jax.debug.callback(lambda *x: written.append(x), positions, valid)
+      return super().extend(params, state, features, tokens, positions, valid)
+
+  engine.method = dataclasses.replace(engine.method, drafter=Watched(model.config))
+  numbers = submit(engine, (0,)) + [engine.submit(PROMPTS[2], 7, ignore_eos=True)]
+  for step in range(100):
+    engine.set_speculation(step > 9)
+    engine.step()
+    if step == 7:  # The next round catches up.
+      numbers.append(engine.submit(PROMPTS[0], NEW, ignore_eos=True, speculation=False))
+  assert [engine.result(n).tokens for n in numbers] == [plain()[0], plain()[2][:7], plain()[0]]
+  assert written and all(positions.min() >= 0 and (valid <= positions.shape[1]).all() for positions, valid in written)
+
+
 def test_reading_in_chunks_is_reading_at_once():
   """C53: caches of target and drafter after 4, 4 and 2 tokens are those after 10."""
   target = toys.target()

@@ -89,6 +89,22 @@ def test_only_those_are_drafted_for_whom_it_pays():
   assert len(policy.plan(worths, 8, 8, (2, 4, 8))[1]) == 8
 
 
+def test_a_pass_over_one_goes_round_too():
+  """One request's drafts are good, so the pass is cut to it; those of the others become better yet, which is seen, and all are drafted for."""
+  policy = Speculation(4, {4: (4, 8, 20)}, True)
+  policy.use_costs({4: cost.CostTable((4, 8, 20), (1.0, 2.0, 2.6), (0.0,) * 3, {}, ((1, 0.1), (2, 0.5), (4, 0.9)))})
+  good, bad, better = 0.95 ** np.arange(1, 5), 0.1 ** np.arange(1, 5), 0.99 ** np.arange(1, 5)
+  worths, passes = [Worth(survival=good if i == 1 else bad) for i in range(4)], []
+  for _ in range(600):
+    wanted, chosen = policy.plan(worths, 4, 4, (1, 2, 4))
+    assert 1 <= wanted <= 4 * len(chosen)
+    passes.append(chosen)
+    for i in chosen:
+      policy.learn(worths[i], 1, 1, good if i == 1 else better, 4, 4)
+  assert passes[: speculation.PROBE_EVERY - 1] == [[1]] * (speculation.PROBE_EVERY - 1) and sorted(passes[-1]) == [0, 1, 2, 3]
+  assert {i for p in passes if len(p) == 1 for i in p} == {0, 1, 2, 3}
+
+
 def test_whether_a_context_is_kept_for_drafts():
   """As long as little is known it is; then where requests like the last ones would gain on the whole, also by a few of them that gain
   much; else for one in many."""
