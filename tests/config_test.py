@@ -60,7 +60,12 @@ def test_rescaled_rotary():
 @pytest.mark.parametrize("change, message", [
     ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*'mamba'. is not supported"),
     ({"vocab_size": None}, "lacks 'vocab_size'"), ({"hidden_act": "tanh"}, "hidden_act 'tanh'"),
-    ({"num_key_value_heads": 3}, "no multiple"), ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope'"),
+    ({"num_key_value_heads": 3}, "no multiple"), ({"num_key_value_heads": 0}, "num_key_value_heads 0 must be"), ({"head_dim": -8}, "head_dim -8 must be"),
+    ({"hidden_size": "32"}, "hidden_size '32' must be"), ({"hidden_size": 34}, "lacks 'head_dim', and hidden_size 34"),
+    ({"head_dim": 5}, "5 channels of heads of 5"), ({"partial_rotary_factor": 0}, "partial_rotary_factor 0 must be"),
+    ({"rope_theta": -1.0}, "rope_theta -1.0"), ({"rope_parameters": [1]}, "rope_parameters must be an object"),
+    ({"tie_word_embeddings": "false"}, "tie_word_embeddings 'false' must be"), ({"eos_token_id": "</s>"}, "'</s>' is no token id"),
+    ({"layer_types": 7}, "layer_types must be a list"), ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type 'longrope'"),
     ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "needs low_freq_factor"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 .* 'llama'"),
     ({"layer_types": ["full_attention", "linear_attention"]}, "linear_attention"),
@@ -112,7 +117,9 @@ def test_what_gemma_configs_leave_out():
 @pytest.mark.parametrize("change, message", [
     ({"layer_types": ["full_attention", "mamba", "mamba"]}, r"mamba \(layers \[1, 2\]\)"), ({"attn_output_gate": False}, "attn_output_gate"),
     ({"layer_types": ["linear_attention"] * 3}, "no full_attention"), ({"linear_num_key_heads": None}, "lacks 'linear_num_key_heads'"),
-    ({"linear_num_key_heads": 3}, "multiple of linear_num_key_heads 3")], ids=str)
+    ({"linear_num_key_heads": 3}, "multiple of linear_num_key_heads 3"), ({"linear_num_key_heads": 0}, "linear_num_key_heads 0 must be"),
+    ({"linear_conv_kernel_dim": "4"}, "linear_conv_kernel_dim '4' must be"), ({"layer_types": None, "full_attention_interval": 0}, "full_attention_interval 0"),
+    ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 2.0}}, "partial_rotary_factor 2.0")], ids=str)
 def test_hybrid_faults_are_named(change, message):
   with pytest.raises(ConfigError, match=message):
     ModelConfig.from_published({**toys.model_config(**toys.HYBRID).to_published(), **change})
@@ -122,7 +129,10 @@ def test_hybrid_faults_are_named(change, message):
     ({"num_kv_shared_layers": 2}, "num_kv_shared_layers 2"), ({"enable_moe_block": True}, "enable_moe_block"),
     ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"), ({"layer_types": None}, "layer_types"),
     ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "lacks 'sliding_attention'"), ({"num_global_key_value_heads": 3}, "no multiple"),
-    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5")], ids=str)
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"), ({"sliding_window": 0}, "sliding_window 0 must be"),
+    ({"final_logit_softcapping": 0.0}, "final_logit_softcapping 0.0"), ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
+    ({"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {"rope_theta": 1e6, "rope_type": "proportional", "beta": 2}}},
+     "rotary settings beta .* 'proportional'")], ids=str)
 def test_gemma_faults_are_named(change, message):
   with pytest.raises(ConfigError, match=message):
     ModelConfig.from_published({**toys.model_config(**toys.GEMMA).to_published(), **change})

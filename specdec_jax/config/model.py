@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specdec_jax.config.error import ConfigError
-from specdec_jax.config.rotary import Rotary, rotary_from_published
+from specdec_jax.config.rotary import Rotary, rotary_from_published, rotary_object
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
 FAMILIES = {
@@ -129,7 +130,14 @@ class ModelConfig:
     if family not in FAMILIES:
       raise ConfigError(f"architecture {config.get('architectures')} (model_type {family!r}) is not supported; known: {', '.join(FAMILIES)}")
     need = functools.partial(_required, config)
+    for key in _SIZES:
+      _check_size(config, key)
+    for key in _FLAGS:
+      if not isinstance(config.get(key), bool | None):
+        raise ConfigError(f"{key} {config[key]!r} must be true or false")
     heads, width, layers = need("num_attention_heads"), need("hidden_size"), need("num_hidden_layers")
+    if config.get("head_dim") is None and width % heads:
+      raise ConfigError(f"config.json lacks 'head_dim', and hidden_size {width} is no multiple of num_attention_heads {heads}")
     head_dim = config.get("head_dim") or width // heads
     kv_heads = config.get("num_key_value_heads") or heads
     gemma = family in GEMMA
@@ -194,6 +202,19 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
   return {"architectures": config.get("architectures"), **outer, **{k: v for k, v in inner.items() if v is not None or k not in outer}, **tied}
 
 
+_SIZES = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "max_position_embeddings", "global_head_dim", "num_global_key_value_heads", "full_attention_interval")
+_FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "attention_k_eq_v")
+
+
+def _check_size(config: Mapping[str, Any], key: str) -> None:
+  """Raises ConfigError for what is there and no integer from 1."""
+  value = config.get(key)
+  if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1):
+    raise ConfigError(f"{key} {value!r} must be an integer of at least 1")
+
+
 def _required(config: Mapping[str, Any], key: str) -> Any:
   if config.get(key) is None:
     raise ConfigError(f"config.json lacks {key!r}")
@@ -228,22 +249,25 @@ def _hybrid(config: Mapping[str, Any], types: Sequence[str], head_dim: int, kv_h
     raise ConfigError(f"attn_output_gate {config['attn_output_gate']!r} is not supported: attention is gated in this family")
   if "full_attention" not in types:
     raise ConfigError("layer_types has no full_attention")
+  for key in _DELTA_KEYS.values():
+    _check_size(config, key)
   recurrent = tuple(i for i, t in enumerate(types) if t == "linear_attention")
   delta = DeltaConfig(**{mine: _required(config, theirs) for mine, theirs in _DELTA_KEYS.items()}) if recurrent else None
   if delta and (delta.value_heads % delta.key_heads or delta.conv < 2):
     raise ConfigError(
         f"linear_num_value_heads {delta.value_heads} must be a multiple of linear_num_key_heads {delta.key_heads}, "
         f"linear_conv_kernel_dim {delta.conv} at least 2")
-  rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}  # The older spelling, and today's.
+  rope = {**rotary_object(config, "rope_scaling"), **rotary_object(config, "rope_parameters")}  # The older spelling, and today's.
   rope = {k: v for k, v in rope.items() if not k.startswith("mrope_")}
-  rope.setdefault("partial_rotary_factor", config.get("partial_rotary_factor") or 0.25)  # As the published class does.
+  share = config.get("partial_rotary_factor")
+  rope.setdefault("partial_rotary_factor", 0.25 if share is None else share)  # As the published class does.
   rotary = rotary_from_published({**config, "rope_scaling": None, "rope_parameters": rope}, head_dim)
   return {"rotary": rotary, "recurrent": recurrent, "delta": delta}
 
 
 _GEMMA_NEUTRAL = {
     "hidden_size_per_layer_input": (0,), "enable_moe_block": (False,), "num_kv_shared_layers": (0,),
-    "use_bidirectional_attention": (False, "vision")}  # use_double_wide_mlp is of layers with shared caches only.
+    "attn_logit_softcapping": (), "use_bidirectional_attention": (False, "vision")}  # use_double_wide_mlp is of layers with shared caches only.
 
 
 def _gemma(config: Mapping[str, Any], types: Sequence[str], head_dim: int, kv_heads: int) -> dict[str, Any]:
@@ -252,7 +276,10 @@ def _gemma(config: Mapping[str, Any], types: Sequence[str], head_dim: int, kv_he
   for key, neutral in _GEMMA_NEUTRAL.items():
     if config.get(key) is not None and config[key] not in neutral:
       raise ConfigError(f"{key} {config[key]!r} is not supported for model_type {config['model_type']!r}")
-  rope = config.get("rope_parameters") or {}
+  cap = config.get("final_logit_softcapping")
+  if cap is not None and not (isinstance(cap, numbers.Real) and cap > 0):
+    raise ConfigError(f"final_logit_softcapping {cap!r} must be a number above 0, or null for none")
+  rope = rotary_object(config, "rope_parameters")
   shared = bool(config.get("attention_k_eq_v", False))
   full_heads = (config.get("num_global_key_value_heads") or kv_heads) if shared else kv_heads
   full_dim = config.get("global_head_dim") or head_dim
@@ -263,7 +290,7 @@ def _gemma(config: Mapping[str, Any], types: Sequence[str], head_dim: int, kv_he
     rotary[kind] = _whole_heads({**config, "rope_parameters": rope[kind]}, size)
   return {
       "rotary": rotary["sliding_attention"], "full": FullAttention(full_dim, full_heads, rotary["full_attention"], shared),
-      "logit_cap": config.get("final_logit_softcapping")}
+      "logit_cap": cap}
 
 
 _LAYER_TYPES = {"qwen3_5_text": ("full_attention", "linear_attention")}
@@ -276,11 +303,13 @@ def _layer_types(config: Mapping[str, Any], layers: int) -> Sequence[str]:
     if family in GEMMA:
       raise ConfigError("config.json lacks 'layer_types'")
     if family == "qwen3_5_text":
-      every = config.get("full_attention_interval") or 4
+      every = 4 if config.get("full_attention_interval") is None else config["full_attention_interval"]
       types = ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(layers)]
     else:
       first = config.get("max_window_layers", 28) if _window(config) is not None else layers
       types = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+  if not isinstance(types, list | tuple) or not all(isinstance(t, str) for t in types):
+    raise ConfigError(f"layer_types must be a list of names, not {str(types)[:60]}")
   unknown = sorted(set(types) - set(_LAYER_TYPES.get(family, ("full_attention", "sliding_attention"))))
   if unknown:
     where = [i for i, t in enumerate(types) if t in unknown]
@@ -301,11 +330,14 @@ def _windows(config: Mapping[str, Any], types: Sequence[str]) -> tuple[int | Non
   window = _window(config)
   if "sliding_attention" in types and window is None:
     raise ConfigError("layer_types has sliding_attention, but sliding_window is missing, switched off or unknown to this model_type")
+  if "sliding_attention" in types:
+    _check_size(config, "sliding_window")
   return tuple(window if t == "sliding_attention" else None for t in types)
 
 
 def ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
-  """A published token id field (absent, one id or a list) as a tuple."""
-  if value is None:
-    return ()
-  return (value,) if isinstance(value, int) else tuple(value)
+  """A published token id field (absent, one id or a list) as a tuple. Raises ConfigError for anything else."""
+  found = () if value is None else tuple(value) if isinstance(value, list | tuple) else (value,)
+  if not all(isinstance(i, numbers.Integral) and not isinstance(i, bool) for i in found):
+    raise ConfigError(f"{value!r} is no token id, nor a list of some")
+  return found

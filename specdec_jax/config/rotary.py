@@ -1,7 +1,8 @@
 """Rotary position embeddings by any of their published spellings."""
 
 import dataclasses
-from collections.abc import Mapping
+import numbers
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -79,19 +80,35 @@ _ROTARY_NEEDS = {
 _ROTARY_OPTIONS = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
 
 
+def rotary_object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+  """config[key], empty where there is none. Raises ConfigError for what is no object."""
+  found = config.get(key)
+  if not isinstance(found, Mapping | None):
+    raise ConfigError(f"{key} must be an object, not {found!r}")
+  return found or {}
+
+
+def _check_known(settings: Mapping[str, Any], keys: Sequence[str], kind: str) -> None:
+  unknown = [k for k, v in settings.items() if k not in keys and k != "original_max_position_embeddings" and v is not None]
+  if unknown:
+    raise ConfigError(f"rotary settings {', '.join(sorted(unknown))} are not supported for rope_type {kind!r}")
+
+
 def rotary_from_published(config: Mapping[str, Any], head_dim: int) -> Rotary:
   """Rotary settings from any published spelling: `rope_parameters` (flat, or nested by layer type), or `rope_theta`
   with `rope_scaling`. Raises ConfigError where no base is given: a default would be a silent replacement."""
-  parameters = dict(config.get("rope_parameters") or {})
+  parameters = dict(rotary_object(config, "rope_parameters"))
   nested = [v for v in parameters.values() if isinstance(v, Mapping)]
   if nested:
     if any(dict(v) != dict(nested[0]) for v in nested):
       raise ConfigError("rope_parameters differ by layer type: not supported for this architecture")
     parameters = dict(nested[0])
-  merged = {**(config.get("rope_scaling") or {}), **parameters}
+  merged = {**rotary_object(config, "rope_scaling"), **parameters}
   theta = merged.pop("rope_theta", None) or config.get("rope_theta")
   if not theta:
     raise ConfigError("no rotary base: give rope_theta, or rope_parameters with rope_theta")
+  if not isinstance(theta, numbers.Real) or not theta > 0:
+    raise ConfigError(f"rope_theta {theta!r} must be a number above 0")
   older, kind = merged.pop("type", None), merged.pop("rope_type", None)  # Some releases wrote both.
   kind = kind or older or "default"
   if kind not in _ROTARY_NEEDS:
@@ -101,13 +118,18 @@ def rotary_from_published(config: Mapping[str, Any], head_dim: int) -> Rotary:
   missing = [k for k in _ROTARY_NEEDS[kind] if merged.get(k) is None]
   if missing:
     raise ConfigError(f"rope_type {kind!r} needs {', '.join(missing)}")
-  share = merged.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor") or 1.0
+  stated = [x for x in (merged.pop("partial_rotary_factor", None), config.get("partial_rotary_factor")) if x is not None]
+  share = stated[0] if stated else 1.0
+  if not isinstance(share, numbers.Real) or not 0 < share <= 1:
+    raise ConfigError(f"partial_rotary_factor {share!r} must be above 0 and at most 1")
+  width = head_dim if kind == "proportional" else int(head_dim * share)
+  if not 0 < width + width % 2 <= head_dim:  # Channels are turned in pairs; an odd one takes the next along.
+    raise ConfigError(f"{width} channels of heads of {head_dim} cannot be rotated in pairs")
   if kind == "proportional":
     factor = merged.pop("factor", None) or 1.0
+    _check_known(merged, (), kind)
     scaling = (("partial_rotary_factor", float(share)), *((("factor", float(factor)),) if factor != 1.0 else ()))
     return Rotary(float(theta), head_dim, kind, scaling)
   keys = [k for k in (*_ROTARY_NEEDS[kind], *_ROTARY_OPTIONS) if merged.get(k) is not None]
-  unknown = [k for k, v in merged.items() if k not in keys and k != "original_max_position_embeddings" and v is not None]
-  if unknown:
-    raise ConfigError(f"rotary settings {', '.join(sorted(unknown))} are not supported for rope_type {kind!r}")
-  return Rotary(float(theta), int(head_dim * share), kind, tuple((k, merged[k]) for k in keys if kind != "default"))
+  _check_known(merged, keys, kind)
+  return Rotary(float(theta), width, kind, tuple((k, merged[k]) for k in keys if kind != "default"))
