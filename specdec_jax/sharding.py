@@ -38,13 +38,15 @@ REPLICATED: Rules = ((r"(^|/)(embedding|head/kernel)$", P("tensor", "fsdp")), (r
 
 # Of what a decode keeps (caches, stacked or layer by layer, of target and drafter; settings; transcripts): slots first.
 STATE: Rules = (
+    (r"memory$", P(BATCH, "tensor")),  # Of a recurrent layer, by head; what a call adds to it, by token and head.
+    (r"fed/\d+/(keys|corrections|decays)$", P(BATCH, None, "tensor")),
     (r"(keys|values)$", P(None, BATCH, "tensor")),
     (r"(keys|values)/\d+$", P(BATCH, "tensor")),
     (r"(counts|bias|prompt)$", P(BATCH, "tensor")),
     (r"(^|/)(q|logits)$", P(BATCH, None, "tensor")),
     (r"", P(BATCH)))
 
-WHOLE = re.compile(r"attention/(q|k|kv|qkv|z|gates)/|(keys|values)(/\d+)?$")  # Heads that the tensor axis does not divide stay whole on every device.
+WHOLE = re.compile(r"attention/(q|k|kv|qkv|z|gates)/|(keys|values)(/\d+)?$|(memory|corrections|decays)$")  # Heads that the tensor axis does not divide stay whole on every device.
 STACKED = re.compile(r"(^|/)layers/(?!\d)")
 TABLES = re.compile(r"(^|/)(head|confidence)/kernel$")  # Kernels that are stored output-major always.
 

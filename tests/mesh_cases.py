@@ -19,7 +19,7 @@ import numpy as np
 import specdec_jax
 from configs.qwen3_4b import plan
 from experiments import plan_mesh
-from specdec_jax import counting, hub, sharding
+from specdec_jax import counting, decode, hub, sharding
 from specdec_jax.data import pipeline
 from specdec_jax.drafters import BlockDrafter
 from specdec_jax.hub import folder as folder_lib
@@ -54,6 +54,18 @@ def same_texts(shapes, target, drafter, **settings):
 def decode_on_one_mesh():
   target = toys.target(vocab=64)
   same_texts(((2, 2, 2),), target, toys.block_drafter(target))
+
+
+def recurrent_states_on_a_mesh():
+  """A target whose layers are mostly recurrent; its memory lies head by head over the tensor axis, also where heads do not divide."""
+  target = toys.target(vocab=64, **toys.HYBRID)
+  drafter = toys.block_drafter(target)
+  same_texts(((2, 2, 2), (1, 2, 4), (1, 1, 8)), target, drafter)
+  mesh = sharding.make_mesh(1, 2, 4)
+  with sharding.use(mesh):
+    state = jax.jit(lambda: sharding.constrain_state(decode.init_state(decode.make_method(target, drafter, None, "fixed", "token", False), 2, 64)))()
+  memory = state.cache.states[0].memory
+  assert memory.sharding.shard_shape(memory.shape) == (1, 1, *memory.shape[2:])
 
 
 def decode_on_every_mesh():
