@@ -73,9 +73,8 @@ def block_attention(
   """Attention of blocks: every slot of a block sees the context columns low (0 where None) … high − 1 and all slots of its own block, under one
   softmax. Slot l stands at column high + l and sees no context `window` or more columns before it. A block with keep False gets zeros. scale: of the scores, 1/√H where None.
 
-  Of gradients too, kernels hold no scores in device memory but those within blocks. Without a gradient each block reads its context
-  anew, with one all blocks of a batch row are read beside each other. Raises ValueError for shapes that do not fit or an unknown
-  implementation.
+  Kernels hold no scores in device memory, for the gradient neither. Where none is taken each block reads its context anew, else all
+  blocks of a batch row go through it together. Raises ValueError for shapes that do not fit or an unknown implementation.
   """
   batch, blocks, slots, heads, groups, size = q.shape
   columns, own = values.shape[-2], (batch, blocks, slots, heads, size)
@@ -98,30 +97,31 @@ def _blocks(static, q, keys, values, k, v, low, high, keep):
   flat = lambda x: x.reshape(batch * blocks, *x.shape[2:])
   spans = Spans(jnp.repeat(jnp.arange(batch), blocks), flat(high), flat(keep) * slots, None if low is None else flat(low))
   own = flat(k).transpose(0, 2, 3, 1), flat(v).swapaxes(1, 2)
-  out = _run(chosen, split(flat(q), slots), keys, values, spans, None, window, own, groups=groups, causal=False, length=values.shape[-2], scale=scale)
+  out = _run(
+      chosen, split(flat(q), slots), keys, values, spans, None, window, own, groups=groups, causal=False, length=values.shape[-2], scale=scale)
   return join(out, batch * blocks, slots, groups).reshape(q.shape)
 
 
 def _differentiable_blocks(static, q, keys, values, k, v, low, high, keep):
-  """The same where a gradient is taken: of the context by kernels, of the few slots within a block, and the sum of both, by XLA."""
+  """The same where a gradient is taken: the slots of all blocks are columns behind those of the context."""
   chosen, window, scale = static
   batch, blocks, slots, heads, groups, size = q.shape
-  first = jnp.zeros_like(high) if low is None else low
-  first = first[..., None] if window is None else jnp.maximum(first[..., None], high[..., None] + jnp.arange(slots) - window + 1)
-  first, stop = jnp.maximum(first, 0), jnp.where(keep, high, 0)[..., None]
+  columns = values.shape[-2]
+  first = jnp.zeros_like(high)[..., None] if low is None else low[..., None]
+  if window is not None:
+    first = jnp.maximum(first, high[..., None] + jnp.arange(slots) - window + 1)
+  own = columns + slots * jnp.arange(blocks)[:, None]
+  ends = (jnp.where(keep[..., None], x, 0) for x in (high[..., None], own + slots))
   each = lambda x: jnp.broadcast_to(x[..., None], (batch, blocks, slots, groups)).reshape(batch, -1)
-  rows = q.transpose(0, 3, 1, 2, 4, 5).reshape(batch, heads, -1, size)  # Block by block, in these slot by slot.
-  out, lse = intervals.attend(rows, keys.swapaxes(2, 3), values, each(first), each(stop), scale=scale, implementation=chosen)
-  rows, out, lse = (x.reshape(batch, heads, blocks, slots * groups, *x.shape[3:]) for x in (rows, out, lse))
-  scores = scale * jnp.matmul(rows, k.transpose(0, 3, 1, 4, 2), preferred_element_type=jnp.float32)
-  total = jnp.logaddexp(lse, jax.nn.logsumexp(scores, -1))[..., None]
-  own = jnp.exp(scores - total).astype(v.dtype)
-  out = jnp.exp(lse[..., None] - total) * out + jnp.matmul(own, v.transpose(0, 3, 1, 2, 4), preferred_element_type=jnp.float32)
-  out = out.reshape(batch, heads, blocks, slots, groups, size).transpose(0, 2, 3, 1, 4, 5)
-  return jnp.where(keep[..., None, None, None, None], out, 0).astype(q.dtype)
+  behind = lambda context, own: jnp.concatenate([context.astype(q.dtype), own.reshape(batch, -1, heads, size).swapaxes(1, 2)], 2)
+  rows = q.transpose(0, 3, 1, 2, 4, 5).reshape(batch, heads, -1, size)
+  bounds = [each(x) for pair in zip((jnp.maximum(first, 0), own), ends) for x in pair]
+  out = intervals.attend(rows, behind(keys.swapaxes(2, 3), k), behind(values, v), bounds, scale=scale, implementation=chosen)
+  return out.reshape(batch, heads, blocks, slots, groups, size).transpose(0, 2, 3, 1, 4, 5)
 
 
-_blocks.defvjp(lambda static, *arrays: jax.vjp(functools.partial(_differentiable_blocks, static), *arrays), lambda static, back, grad: back(grad))
+_blocks.defvjp(
+    lambda static, *arrays: jax.vjp(functools.partial(_differentiable_blocks, static), *arrays), lambda static, back, grad: back(grad))
 
 
 def write_rows(

@@ -34,8 +34,10 @@ def _verify(name, counts, starts, columns, heads=2, groups=2, size=32, width=4, 
       bytes=item * heads * size * (2 * read + 2 * tokens * groups))
 
 
-def _block(name, highs, columns, keep=None, lows=None, blocks=1, heads=2, groups=2, size=32, slots=4, dtype="float32", large=False, window=None,
-           differentiable=True):
+def _block(
+    name, highs, columns, keep=None, lows=None, blocks=1, heads=2, groups=2, size=32, slots=4, dtype="float32", large=False, window=None,
+    differentiable=True,
+):
   """highs: context columns that each block sees, [B·A]."""
   batch = len(highs) // blocks
 
@@ -50,7 +52,8 @@ def _block(name, highs, columns, keep=None, lows=None, blocks=1, heads=2, groups
   read = sum(min(high - low, window or high) for high, low in zip(highs, lows or [0] * len(highs)))
   item = jnp.dtype(dtype).itemsize
   return Case(
-      name, make, dtype, {"window": window}, ("q", "keys", "values", "k", "v") if differentiable else (), large, flops=4 * (read + slots * len(highs)) * slots * heads * groups * size,
+      name, make, dtype, {"window": window}, ("q", "keys", "values", "k", "v") if differentiable else (), large,
+      flops=4 * (read + slots * len(highs)) * slots * heads * groups * size,
       bytes=item * heads * size * (2 * read + 2 * len(highs) * slots * (1 + groups)))
 
 
@@ -114,6 +117,7 @@ BLOCK = (
     _block("contexts", [0, 1, 3, 127, 128, 129], 160, keep=[True, True, True, True, False, True]),
     _block("tiles", [1100, 40], 1100, window=700, slots=8, dtype="bfloat16"),
     _block("bounds", [70, 300, 513, 515], 640, lows=[3, 70, 300, 513], blocks=2, window=90),
-    _block("training", sorted(range(3, 1103, 17), key=lambda i: i % 3), 1100, lows=[0] * 40 + [2] * 25, blocks=65, heads=1, size=16, slots=5, window=600),
+    _block("training", sorted(range(3, 1103, 17), key=lambda i: i % 3), 1100, lows=[0] * 40 + [2] * 25, blocks=65, heads=1, size=16,
+           slots=5, window=600),
     *_blocks(),
 )

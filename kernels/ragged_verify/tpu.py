@@ -58,7 +58,7 @@ def attend(
 
 
 def schedule(steps: Int["n"], most: int) -> tuple[Int["n"], Int["n"]]:
-  """A grid that takes steps[i] steps for i = 0, 1, …, at most `most` in all: the i of each step, and the first step of each i and of the end."""
+  """A grid that takes steps[i] steps for each i, at most `most` in all: the i of each step; the first step of each i, and the end."""
   begin = jnp.concatenate([jnp.zeros((1,), jnp.int32), jnp.cumsum(steps, dtype=jnp.int32)])
   return jnp.minimum(jnp.sum(begin[1:] <= jnp.arange(most)[:, None], 1, dtype=jnp.int32), len(steps) - 1), begin
 

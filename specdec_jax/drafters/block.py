@@ -123,8 +123,8 @@ class BlockNetwork(nn.Module):
         angles = rotary_angles(attention.config.rotary, positions.reshape(batch, -1))
         k, v = attention.keys_values(h, angles)
         out = block_attention(
-            q=shape(attention.queries(h, angles)), keys=keys, values=values, low=low, high=high, k=shape(k), v=shape(v), keep=keep, window=window,
-            scale=m.score_scale, implementation=self.kernels)
+            q=shape(attention.queries(h, angles)), keys=keys, values=values, low=low, high=high, k=shape(k), v=shape(v), keep=keep,
+            window=window, scale=m.score_scale, implementation=self.kernels)
         return out.reshape(batch, blocks * slots, *out.shape[3:]), None
 
       x = constrain_rows(layer(x, mix)[0])
