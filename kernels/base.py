@@ -62,8 +62,8 @@ def default_implementation() -> str:
 
 def choose(op: str, implementation: str | None, unsupported: Callable[[str], str | None]) -> str:
   """The implementation that runs: the one asked for (None: the default) or, where `unsupported(platform)` gives a reason why the
-  kernel of "tpu" or "gpu" cannot, the reference; each reason is logged once. On a mesh of several devices the kernel has to run under
-  `spread`, since XLA does not partition kernels; on one whose axes are others than the library's it is the reference. Raises ValueError for an unknown name."""
+  kernel of "tpu" or "gpu" cannot, the reference; each reason is logged once. On a mesh of several devices a kernel has to run under
+  `spread`, since XLA does not partition it; where that cannot be, it is the reference. Raises ValueError for an unknown name."""
   implementation = implementation or default_implementation()
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(f"{op}: unknown implementation {implementation!r}: one of {', '.join(IMPLEMENTATIONS)}")
@@ -80,17 +80,17 @@ def spread(call: Callable, arguments: Sequence[tuple[Any, str]], results: Any) -
   """call(*arrays), on a mesh by every device on its own part (`jax.shard_map`).
 
   arguments: arrays or None, each with the letters (`typing`) of its first axes; results: such letters for what `call` returns, in the
-  form of that or of a prefix. What SPLIT names is split where the mesh divides it; else the devices along those mesh
-  axes hold it whole and all do the same. Gradients of what is whole are summed over the devices."""
+  form of that or of a prefix. What SPLIT names is split where the mesh divides it; else the devices along those mesh axes hold it whole
+  and all do the same. Gradients of what is whole are summed over the devices."""
   mesh = jax.sharding.get_abstract_mesh()
   if _on_one_device(mesh):
     return call(*(x for x, _ in arguments))
   sizes = {letter: size for x, letters in arguments if x is not None for letter, size in zip(letters, jnp.shape(x))}
   names = {letter: axes for letter, axes in SPLIT.items() if letter in sizes and sizes[letter] % sharding.ways(mesh, axes) == 0}
   spec = lambda letters: P(*(names.get(letter) for letter in letters))
+  arrays, letters = zip(*arguments)
   # A kernel's results do not say along which mesh axes they vary, so there is nothing to check.
-  mapped = jax.shard_map(call, in_specs=tuple(spec(letters) for _, letters in arguments), out_specs=jax.tree.map(spec, results), check_vma=False)
-  return mapped(*(x for x, _ in arguments))
+  return jax.shard_map(call, in_specs=tuple(map(spec, letters)), out_specs=jax.tree.map(spec, results), check_vma=False)(*arrays)
 
 
 def ways(axes: str | Sequence[str]) -> int:

@@ -18,8 +18,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 FAST = (
     "sizes_that_do_not_divide", "loading", "plans_are_traced", "loss_over_a_split_vocabulary", "kernels_on_a_mesh", "decoding_with_kernels",
     "training_with_kernels")
-SLOW = ("decode_on_one_mesh", "decode_on_every_mesh", "engine_on_a_mesh", "recurrent_states_on_a_mesh", "training_on_every_mesh", "decoding_with_kernels_on_every_mesh",
-        "engine_with_kernels")
+SLOW = (
+    "decode_on_one_mesh", "decode_on_every_mesh", "engine_on_a_mesh", "recurrent_states_on_a_mesh", "training_on_every_mesh",
+    "decoding_with_kernels_on_every_mesh", "engine_with_kernels", "kernels_for_gpus_on_a_mesh")
 
 
 def run(*names):

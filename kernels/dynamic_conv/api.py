@@ -81,8 +81,8 @@ def _convolve(static, x, base, dynamic, residual):
   platform, slots, group, part, interpret = static
 
   def run(x, base, dynamic, residual):
-    out = PLATFORMS[platform].forward(_rows(x), base, _rows(dynamic), _rows(residual), slots=slots, group=group, part=part, interpret=interpret)
-    return out.reshape(x.shape)
+    rows = _rows(x), base, _rows(dynamic), _rows(residual)
+    return PLATFORMS[platform].forward(*rows, slots=slots, group=group, part=part, interpret=interpret).reshape(x.shape)
 
   return kernels.spread(run, [(x, "B"), (base, ""), (dynamic, "B"), (residual, "B")], "B")
 
@@ -101,8 +101,8 @@ def _backward(static, saved, grad):
   x, base, dynamic, added = saved
 
   def run(x, base, dynamic, grad):
-    dx, dbase, ddynamic = PLATFORMS[platform].backward(
-        _rows(x), base, _rows(dynamic), _rows(grad), slots=slots, group=group, part=part, interpret=interpret)
+    rows = _rows(x), base, _rows(dynamic), _rows(grad)
+    dx, dbase, ddynamic = PLATFORMS[platform].backward(*rows, slots=slots, group=group, part=part, interpret=interpret)
     return dx.reshape(x.shape), dbase[None], ddynamic.reshape(*x.shape[:2], -1)
 
   dx, dbase, ddynamic = kernels.spread(run, [(x, "B"), (base, ""), (dynamic, "B"), (grad, "B")], "B")

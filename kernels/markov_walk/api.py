@@ -11,7 +11,6 @@ from specdec_jax.kernels.markov_walk.ref import Walk
 from specdec_jax.typing import Float, Int, Key
 
 PARTS = {"markov": (0, 0), "gated": (1, 1), "rnn": (2, 3)}  # rows and columns of the weights, in units of R
-
 WHOLE = ("previous", "table", "weights")  # What has no axis of rows.
 
 

@@ -55,8 +55,8 @@ def ragged_verify(
   return out.reshape(q.shape) if slot is None else out[slot, offset]
 
 
-def _verify(chosen: str, length: int, scale: float | None, tokens: Float["B T K G H"], counts: Int["B"], start: Int["B"], keys, values, layer, window):
-  """`ragged_verify` by a kernel, of the first `counts` tokens of each slot."""
+def _verify(chosen: str, length: int, scale: float | None, tokens, counts: Int["B"], start: Int["B"], keys, values, layer, window):
+  """`ragged_verify` by a kernel, of the first `counts` of each slot's tokens [B,T,K,G,H]."""
   batch, width, _, groups, _ = tokens.shape
   chunk = max(1, min(width, _module(chosen).ROWS // groups))
   ahead = jnp.arange(0, width, chunk)
