@@ -135,7 +135,7 @@ def verify_times(records) -> str:
   for r in records:
     for variant, seconds in r["metrics"]["verify_seconds"].items():
       counts = list(seconds)
-      body.append([str(r["concurrency"]), variant, *(f"{1e3 * s:.1f}" for s in seconds.values())])
+      body.append([str(r["concurrency"]), variant, *(f"{1e3 * s:.2f}" for s in seconds.values())])
   speeds = ", ".join(f"{r['metrics']['tokens_per_s']:.1f} at {r['concurrency']}" for r in records if r["metrics"]["tokens_per_s"])
   header = ["requests at once", "layers, kernels", *(f"{n} token{'s' * (n != '1')} (ms)" for n in counts)]
   return f"{grid(header, body)}\nTarget alone, tokens/s by requests at once: {speeds}.\n"
@@ -196,6 +196,7 @@ lengths = cells(comparison.accepted_lengths, ("dflash", "eagle3"), titles=TITLES
 
 TABLES = {
     "held_out": Table("tiny_target", held_out, source="specdec_jax/assets/tiny/training.json"),
+    "tiny_hybrid_verify_times": Table("tiny_hybrid_speed", verify_times),
     "kernels": Table("bench_kernels", rows(bench_kernels.COLUMNS)),
     "training_speed": Table("tiny_training_speed", rows(TRAINING)),
     "lossless_bfloat16": Table("tiny_lossless_bfloat16", lossless),
