@@ -94,7 +94,11 @@ def small(op: str, name: str) -> dict:
     ("ragged_verify", "tiles", {"slot": None}, "slot and offset come together"),
     ("ragged_verify", "tiles", {"offset": np.zeros(3, np.int32)}, r"offset must be \(12,\)"),
     ("ragged_verify", "one_token", {"width": 2}, r"q must be \(8, 2, 2, 32\)"),
-    ("ragged_verify", "one_token", {"layer": np.int32(0)}, r"keys must be \(4, 4, 2, 32, 136\)"),
+    ("ragged_verify", "one_token", {"layer": np.int32(0)}, r"values needs the axes \[Y,B,K,S,H\], not \(4, 2, 136, 32\)"),
+    ("ragged_verify", "one_token", {"q": np.zeros((4, 4, 32))}, r"q needs the axes \[n,K,G,H\], not \(4, 4, 32\)"),
+    ("ragged_verify", "one_token", {"start": np.zeros((4, 1), np.int32)}, r"start needs the axes \[B\], not \(4, 1\)"),
+    ("block_attention", "contexts", {"values": np.zeros(32)}, r"values needs the axes \[B,K,S,H\], not \(32,\)"),
+    ("write_rows", "stacked", {"k": np.zeros((3, 130, 32))}, r"k needs the axes \[B,T,K,H\], not \(3, 130, 32\)"),
     ("block_attention", "contexts", {"keep": np.ones(5, bool)}, r"block_attention: keep must be \(6, 1\)"),
     ("write_rows", "straddling", {"v": np.zeros((7, 2, 2, 32))}, r"write_rows: v must be \(7, 3, 2, 32\)"),
     ("write_rows", "straddling", {"implementation": "cuda"}, "write_rows: unknown implementation 'cuda'"),
@@ -110,6 +114,13 @@ def test_what_the_kernels_cannot_do_runs_as_the_reference(caplog):
   expected = OPS["block_attention"].call(**wide, implementation="reference")
   np.testing.assert_array_equal(OPS["block_attention"].call(**wide, implementation="tpu"), expected)
   assert "160 slots of 2 heads a kv head: the kernel for tpu holds 128 queries" in caplog.text
+
+
+def test_a_bfloat16_context_does_not_round_what_blocks_see_of_themselves():
+  arguments = small("block_attention", "contexts")
+  arguments |= {n: arguments[n].astype(jnp.bfloat16) for n in ("keys", "values")}
+  run = lambda implementation: jax.jit(lambda a: OPS["block_attention"].call(**a, implementation=implementation))(arguments)
+  np.testing.assert_allclose(run("tpu_interpret")[0], run("reference")[0], atol=1e-5)  # The block that has no context.
 
 
 def test_no_key_of_a_column_that_is_not_seen_counts():

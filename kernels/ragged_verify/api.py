@@ -26,6 +26,7 @@ def ragged_verify(
   all B·width tokens. width: the most tokens of a slot. layer: the one to read where keys and values are stacked, [Y,B,…]. reach: columns that
   may be read, all where None; none behind a slot's last position is. scale: of the scores, 1/√H where None. Raises ValueError for shapes that do not fit or an unknown implementation.
   """
+  _axes("ragged_verify", q=(q, "nKGH"), start=(start, "B"), values=(values, "BKSH" if layer is None else "YBKSH"))
   stack = () if layer is None else keys.shape[:1]
   batch, columns = len(start), values.shape[-2]
   heads, groups, size = q.shape[1:]
@@ -76,6 +77,7 @@ def block_attention(
   Kernels hold no scores in device memory, for the gradient neither. Where none is taken each block reads its context anew, else all
   blocks of a batch row go through it together. Raises ValueError for shapes that do not fit or an unknown implementation.
   """
+  _axes("block_attention", q=(q, "BALKGH"), values=(values, "BKSH"))
   batch, blocks, slots, heads, groups, size = q.shape
   columns, own = values.shape[-2], (batch, blocks, slots, heads, size)
   _expect("block_attention", keys=(keys, (batch, heads, size, columns)), values=(values, (batch, heads, columns, size)), k=(k, own), v=(v, own),
@@ -111,7 +113,7 @@ def _differentiable_blocks(static, q, keys, values, k, v, low, high, keep):
   if window is not None:
     first = jnp.maximum(first, high[..., None] + jnp.arange(slots) - window + 1)
   own = columns + slots * jnp.arange(blocks)[:, None]
-  ends = (jnp.where(keep[..., None], x, 0) for x in (high[..., None], own + slots))
+  ends = (jnp.where(keep[..., None], x, 0) for x in (jnp.minimum(high, columns)[..., None], own + slots))
   each = lambda x: jnp.broadcast_to(x[..., None], (batch, blocks, slots, groups)).reshape(batch, -1)
   behind = lambda context, own: jnp.concatenate([context.astype(q.dtype), own.reshape(batch, -1, heads, size).swapaxes(1, 2)], 2)
   rows = q.transpose(0, 3, 1, 2, 4, 5).reshape(batch, heads, -1, size)
@@ -131,6 +133,7 @@ def write_rows(
   """Keys and values with rows k, v at positions start … of each slot, in place; rows beyond the end are dropped, values that are no
   numbers written as 0. layer: the one to write where keys and values are stacked, [Y,B,…]. For GPUs it is XLA's scatter. Raises ValueError for shapes that do not fit or an
   unknown implementation."""
+  _axes("write_rows", k=(k, "BTKH"), values=(values, "BKSH" if layer is None else "YBKSH"))
   stack = () if layer is None else keys.shape[:1]
   batch, _, heads, size = k.shape
   columns = values.shape[-2]
@@ -180,6 +183,13 @@ def _unsupported(q, keys, platform: str, slots: int = 1) -> str | None:
   if platform == "gpu" and (size < 16 or size > 256 or 2 ** int(math.log2(size)) != size):
     return f"head dimension {size}: the kernel for GPUs takes 16, 32, 64, 128 and 256"
   return None
+
+
+def _axes(op: str, **arrays) -> None:
+  """Raises ValueError for the first array that has not as many axes as there are letters beside it."""
+  for name, (array, axes) in arrays.items():
+    if jnp.ndim(array) != len(axes):
+      raise ValueError(f"{op}: {name} needs the axes [{','.join(axes)}], not {jnp.shape(array)}")
 
 
 def _expect(op: str, **arrays) -> None:

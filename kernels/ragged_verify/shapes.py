@@ -117,7 +117,8 @@ BLOCK = (
     _block("contexts", [0, 1, 3, 127, 128, 129], 160, keep=[True, True, True, True, False, True]),
     _block("tiles", [1100, 40], 1100, window=700, slots=8, dtype="bfloat16"),
     _block("bounds", [70, 300, 513, 515], 640, lows=[3, 70, 300, 513], blocks=2, window=90),
-    _block("training", sorted(range(3, 1103, 17), key=lambda i: i % 3), 1100, lows=[0] * 40 + [2] * 25, blocks=65, heads=1, size=16,
+    # The last block stands behind the last column that there is.
+    _block("training", sorted(range(3, 1103, 17), key=lambda i: i % 3), 1088, lows=[0] * 40 + [2] * 25, blocks=65, heads=1, size=16,
            slots=5, window=600),
     *_blocks(),
 )

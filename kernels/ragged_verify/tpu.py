@@ -87,7 +87,7 @@ def _kernel(span, begin, first, row, base, low, count, layer, reach, q_ref, k_re
       p = jnp.where(count[i] > 0, jnp.exp(scores - m), 0.0)
       m_ref[h] = jnp.broadcast_to(m, (rows, 128))
       l_ref[h] = jnp.broadcast_to(jnp.sum(p, 1, keepdims=True), (rows, 128))
-      acc_ref[h] = dot(p.astype(v_ref.dtype), own[1][0, h])
+      acc_ref[h] = dot(p.astype(q_ref.dtype), own[1][0, h])
 
   start = (first[i] + s - begin[i]) * tile
   column = start + jax.lax.broadcasted_iota(jnp.int32, (rows, tile), 1)

@@ -62,8 +62,9 @@ def make_blocks(
   """The blocks at `anchors`, of `slots` input slots: draft k of `length` follows the true token at anchor+k and predicts the
   one at anchor+1+k.
 
-  A block sees the context of its own text strictly before its anchor. A label that is out of range, unsupervised or of
-  another text is not supervised; under the rule "cumulative" neither is any after it.
+  The tokens of a text lie side by side, and `positions` count them from 0. A block sees the context of its own text strictly
+  before its anchor. A label that is out of range, unsupervised or of another text is not supervised; under the rule
+  "cumulative" neither is any after it.
   """
   check_rule(rule)
   size = tokens.shape[1]
