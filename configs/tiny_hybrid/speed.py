@@ -2,7 +2,7 @@
 
   python -m experiments.bench_decode --config=configs/tiny_hybrid/speed.py --workdir=runs/tiny_hybrid_speed
 
-2 CPU cores, a minute. Figures: docs/results.md.
+2 CPU cores, forty seconds. Figures: docs/results.md.
 """
 
 import ml_collections
