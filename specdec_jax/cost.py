@@ -19,6 +19,7 @@ from specdec_jax.typing import Float
 FORMAT = 1
 OBSERVED = 0.02, 0.1  # Least weight of a new round without and with drafts in what such rounds take: the mean of all until then.
 OUTLIER = 2.0  # Times the estimate that one round can say at most.
+STALE = 1024  # Rounds without one of a bucket, after which what it took says nothing any more.
 
 
 class CostTableMissing(ValueError):
@@ -76,13 +77,15 @@ class ServedCosts:
   """What rounds cost while they are served: a table's seconds by bucket, corrected by those that rounds took.
 
   A table is measured with nothing else going on, and with drafts for every slot. Rounds with drafts are counted in rounds without: what
-  slows all of them down then says nothing for the one or the other, and the few with drafts need not be seen again.
+  slows all of them down then says nothing for the one or the other, and the few with drafts need not be seen again. A bucket that was not
+  seen for STALE rounds counts as never seen: what held its rounds up once, or the pace of then, does not shut it out for good.
   """
 
   def __init__(self, table: CostTable, grid: Sequence[int]):
     """grid: the buckets that are served, rising; the first is that of rounds without drafts."""
     self._grid, self._table = list(grid), 1 / table.sps(grid[-1])[np.array(grid) - 1]
-    self._base, self._served, self._rounds = self._table[0], np.full(len(grid), np.nan), np.zeros(len(grid), int)
+    self._base, self._served = self._table[0], np.full(len(grid), np.nan)  # Seconds; in units of them.
+    self._rounds, self._unseen = np.zeros(len(grid), int), np.zeros(len(grid), int)
     self._bucket = np.searchsorted(grid, np.arange(1, grid[-1] + 1))
     self._saved = {n: max(table.draft[-1][1] - seconds, 0.0) for n, seconds in table.draft}
     self._fit()
@@ -103,6 +106,10 @@ class ServedCosts:
     i = self._grid.index(bucket)
     seconds += self._saved.get(drafted, 0.0) if i else 0.0
     seconds = min(max(seconds, self._seconds[i] / OUTLIER), self._seconds[i] * OUTLIER)
+    self._unseen += 1
+    self._unseen[i] = 0
+    self._rounds[self._unseen > STALE] = 0
+    self._served[self._unseen > STALE] = np.nan
     self._rounds[i] += 1
     weight = max(1 / self._rounds[i], OBSERVED[i > 0])
     mean = lambda old, new: new if weight == 1 else weight * new + (1 - weight) * old
@@ -110,7 +117,7 @@ class ServedCosts:
       self._served[i] = mean(self._served[i], seconds / self._base)
     else:
       before, self._base, self._served[0] = self._base, mean(self._base, seconds), 1.0
-      if weight == 1:  # Rounds with drafts were counted in the table's.
+      if weight == 1:  # Rounds with drafts were counted in the table's, or in those of long ago.
         self._served[1:] *= before / self._base
     self._fit()
 

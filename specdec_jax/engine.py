@@ -79,6 +79,7 @@ class _Request:
   deliveries: list[tuple[float, int]] = dataclasses.field(default_factory=list)
   worth: Worth = dataclasses.field(default_factory=Worth)
   kept: bool = True  # Whether its context is kept up for the drafter.
+  crowd: int = 0  # Requests at once when that was last weighed.
   offered: bool = False  # Whether it could be drafted for at all.
   epoch: int = 0
   streamed: int = 0
@@ -396,6 +397,8 @@ class Engine:
     try:
       if self._state is None:
         self._state = self._empty(self.slot_buckets[0], launch=self._launch)
+      if self._choosing and self._speculate:
+        self._reconsider()
       self._fill()
       busy = any(self._held)
       if busy:
@@ -429,7 +432,7 @@ class Engine:
         request = self._queue[0]
         counts = np.zeros((1, self.target.vocab), np.int32)
         np.add.at(counts[0], request.tokens, 1)  # It has some where it was interrupted.
-        request.kept = self._keeps(request)
+        request.kept = self._keeps(request)  # Anew, where it comes a second time.
         row = self._empty(1, np.array([len(request.tokens)], np.int32), counts, RUNNING, self._launch, request.kept)
         self._filling = _Filling(request, request.prompt + request.tokens, 0, row)
         self._queue.popleft()
@@ -514,7 +517,7 @@ class Engine:
 
   def _launch(self, program: str, *args):
     self._launching = program
-    self._follows &= program in ("catch_up", "draft", "verify", "commit")
+    self._follows &= program in ("draft", "verify", "commit")
     self._inject(program)
     out = self._run(program, *args)
     self._launching = None
@@ -679,9 +682,27 @@ class Engine:
     """Whether the drafter reads a request's text, too. Where costs are not weighed it always does."""
     if not self._choosing or self.method.drafter is None:
       return True
-    running = min(len(self._live()) + len(self._queue), self.slots)  # It waits in front of the queue.
+    load = self._load()
+    request.crowd = load[0]
+    return request.speculation and self._speculation.keeps(*load)
+
+  def _load(self) -> tuple[int, int, tuple[int, ...]]:
+    """(requests at once, those that wait among them, slots for so many, how many of those the drafter's pass may be cut to)."""
+    running = min(len(self._live()) + len(self._queue), self.slots)
     size = self._bucket_of(self.slot_buckets, running)
-    return request.speculation and self._speculation.pays(running, size, self.draft_slots[size])
+    return running, size, self.draft_slots[size]
+
+  def _reconsider(self) -> None:
+    """One without a drafter's context is read again, with one, where the load has fallen to half, drafts pay for those who are left, and
+    it has more to write than to be read."""
+    load = self._load()
+    for request in self._live():
+      left = int(request.settings["caps"]) - len(request.tokens)
+      if request.kept or not request.speculation or 2 * load[0] > request.crowd or left < len(request.prompt) + len(request.tokens):
+        continue
+      request.crowd = load[0]
+      if self._speculation.pays(*load):
+        return self._requeue([request])
 
   def _keeper(self, kept: bool) -> tuple[Method, Any]:
     """(method, weights of the drafter) of programs that keep its context up, or not."""

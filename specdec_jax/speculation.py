@@ -14,7 +14,7 @@ SMOOTHING = 0.7  # Weight of the past in running means of confidences and accept
 MARGIN = 1.1  # Times the tokens per second without drafts that drafts must promise: catching up and reading prompts cost the drafter, too.
 PROBE_EVERY, LEAST_PROBES = 64, 1024  # Rounds without any draft after which some are made, to see; doubled every time.
 ENDED = 64  # Requests that ended last, which those to come are taken to be like; drafts are worth their while until an eighth have ended.
-WEIGHED_EVERY = 16  # Requests for which the same is said, at the same load: to weigh it takes milliseconds.
+WEIGHED_EVERY = 16  # Times that the same is said, at the same load: to weigh it takes milliseconds.
 PROBE_REQUESTS = 64  # Of which one is given a drafter's context although drafts would not pay.
 JUDGED_AFTER = 8  # Rounds with drafts before a request's drafts are judged.
 PAUSE, LONGEST_PAUSE = 16, 256  # Rounds that a request goes without drafts that do not pay; doubled every time.
@@ -109,22 +109,23 @@ class Speculation:
       self._ended.append(worth.survival)
 
   def pays(self, running: int, size: int, passes: Sequence[int]) -> bool:
-    """Whether to give a new request a drafter's context, which costs in every round: whether drafts would pay for `running` requests at
-    once like those that ended last, on the whole. Without a context it is never drafted for. Some requests get one all the same, to see."""
+    """Whether drafts would pay for `running` requests at once like those that ended last, on the whole."""
     if not self.adaptive or size not in self.costs or len(self._ended) < ENDED // 8:
       return True
-    asked, worthwhile = self._weighed.get((running, size), (0, False))
+    asked, found = self._weighed.get((running, size), (0, False))
     if asked % WEIGHED_EVERY == 0:
       known, gains = np.stack(self._ended), []
       for first in range(0, len(known), running):
         some = np.take(known, range(first, first + running), 0, mode="wrap")
         gains.append(self._best(some, [0] * running, running, size, passes)[2])
-      worthwhile = np.mean(gains) > MARGIN
-    self._weighed[running, size] = asked + 1, worthwhile
-    if worthwhile:
-      self._refused = 0
-      return True
-    self._refused += 1
+      found = bool(np.mean(gains) > MARGIN)
+    self._weighed[running, size] = asked + 1, found
+    return found
+
+  def keeps(self, running: int, size: int, passes: Sequence[int]) -> bool:
+    """Whether to give a new request a drafter's context, which costs in every round; without, it is not drafted for. It gets one where
+    drafts would pay, and some get one all the same, to see."""
+    self._refused = 0 if self.pays(running, size, passes) else self._refused + 1
     return self._refused % PROBE_REQUESTS == 0
 
   def launched(self, drafting: bool) -> None:

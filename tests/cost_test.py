@@ -73,6 +73,24 @@ def test_served_costs_correct_the_table():
   assert costs.served[16] == pytest.approx(before * (1 + cost.OBSERVED[1] * (cost.OUTLIER - 1)), rel=1e-3)
 
 
+def test_what_was_seen_long_ago_counts_no_more():
+  """A bucket whose only round was held up is not shut out for good; nor are rounds without drafts called dear for the pace of before."""
+  costs = cost.ServedCosts(cost.CostTable((4, 8, 16), (1.0, 1.2, 1.4), (0.0,) * 3, {}), (4, 8, 16))
+  costs.observe(8, 1000.0)
+  for _ in range(cost.STALE):
+    costs.observe(4, 1.0)
+  np.testing.assert_allclose(1 / costs.sps()[[3, 7, 15]], [1.0, 2.4, 2.8])
+  costs.observe(4, 1.0)
+  np.testing.assert_allclose(1 / costs.sps()[[3, 7, 15]], [1.0, 1.2, 1.4])
+  for _ in range(cost.STALE):
+    costs.observe(16, 0.7)
+  np.testing.assert_allclose(1 / costs.sps()[[3, 15]], [1.0, 0.7])
+  costs.observe(16, 0.7)
+  np.testing.assert_allclose(1 / costs.sps()[[3, 15]], [0.5, 0.7])
+  costs.observe(4, 0.6)
+  np.testing.assert_allclose(1 / costs.sps()[[3, 15]], [0.6, 0.7])
+
+
 def test_a_pass_over_fewer_requests_takes_less():
   """What the drafter's pass over some of the slots saves is counted in, and out again of rounds that were served with it."""
   table = cost.CostTable((4, 8, 16), (1.0, 3.0, 4.0), (0.0,) * 3, {}, draft=((1, 0.5), (2, 0.8), (4, 1.5)))

@@ -409,13 +409,28 @@ def test_contexts_are_kept_where_drafts_pay_and_nothing_compiles():
 def test_whether_a_context_is_kept_is_weighed_for_those_who_are_there():
   """One that comes alone is weighed as one, in as few slots; the third beside two as three."""
   engine, asked = make(adaptive=True), []
-  engine._speculation.pays = lambda running, size, passes: asked.append((running, size)) or True
+  engine._speculation.keeps = lambda running, size, passes: asked.append((running, size)) or True
   engine.result(submit(engine, (3,))[0])
   for i in (0, 3, 5):
     submit(engine, (i,))
     engine.step()
   engine.run()
   assert asked == [(1, 2), (1, 2), (2, 2), (3, 4)]
+
+
+def test_one_without_a_context_gets_it_when_the_load_falls():
+  """Drafts that pay for two requests at most: of four, the one that outlives the others is read again, once, and drafted for then."""
+  engine = make(adaptive=True, sps=CHEAP, slot_buckets=(2, 4), needs=("plain",))
+  engine.warm_up()
+  engine._speculation.keeps = engine._speculation.pays = lambda running, size, passes: running <= 2
+  with Compilations() as compilations:
+    alone = engine.result(engine.submit(PROMPTS[3], 40, ignore_eos=True, speculation=False))
+    numbers = [engine.submit(PROMPTS[i], n, ignore_eos=True) for i, n in ((3, 40), (1, 4), (5, 5), (4, 4))]
+    long, *short = [engine.result(n) for n in numbers]
+  assert compilations.count == 0
+  assert long.tokens == alone.tokens and [c.tokens for c in short] == [plain()[1][:4], plain()[5][:5], plain()[4][:4]]
+  assert long.rounds[0][0] == 0 and long.rounds[-2][0] and long.speculation == {"on": True, "why": None}
+  assert not any(c.speculation["on"] for c in short)
 
 
 def test_rows_put_off_of_one_who_has_gone():

@@ -114,11 +114,11 @@ def test_whether_a_context_is_kept_for_drafts():
   def kept(dear, survivals, running=4):
     policy = Speculation(7, {4: (4, 8, 32)}, True)
     policy.use_costs({4: table(dear)})
-    assert policy.pays(running, 4, (4,))
+    assert policy.keeps(running, 4, (4,))
     for survival in survivals:
       policy.ended(Worth(survival=survival))
     policy.ended(Worth())  # It has had no drafts, which says nothing.
-    return [policy.pays(running, 4, (4,)) for _ in range(2 * speculation.PROBE_REQUESTS)]
+    return [policy.keeps(running, 4, (4,)) for _ in range(2 * speculation.PROBE_REQUESTS)]
 
   assert all(kept(2.0, [good] * 8)) and all(kept(9.0, [bad] * 7))
   assert sum(kept(9.0, [good] * 8)) == 2 and sum(kept(2.0, [bad] * 8)) == 2
