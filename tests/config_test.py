@@ -151,7 +151,11 @@ def test_drafter_round_trip(change):
     ({"eos_token_id": [5, 99]}, "end-of-sequence"), ({"pad_token_id": 99}, "padding"), ({"target_layer_ids": [2, 1]}, "increase strictly"),
     ({"target_layer_ids": [5]}, "strictly, from -1"), ({"target_layer_ids": []}, "target_layer_ids"), ({"markov_head_type": "lstm"}, "'lstm'"),
     ({"markov_rank": 0}, "markov_rank > 0"), ({"block_size": -1}, "block_size -1"), ({"model_type": "llama"}, "qwen3 family"),
-    ({"projector_type": "dspark"}, "SpecForge")], ids=str)
+    ({"projector_type": "dspark"}, "SpecForge"), ({"enable_confidence_head": "false"}, "enable_confidence_head is 'false'"),
+    ({"markov_rank": "8"}, "markov_rank is '8'"), ({"num_anchors": -1}, "num_anchors is -1"),
+    ({"dflash_config": {"conv_kernel_size": 2, "conv_group_size": 0}}, "conv_group_size 0"),
+    ({"dflash_config": {"selector_rank": 4.5}}, "selector_rank is 4.5"), ({"dflash_config": {"anchor_predicts": 1}}, "anchor_predicts is 1"),
+    ], ids=str)
 def test_drafter_faults_are_named(change, message):
   with pytest.raises(ConfigError, match=message):
     DrafterConfig.from_published({**DRAFTER, **change})

@@ -92,6 +92,7 @@ class DrafterConfig:
   def _from_deepspec(cls, config: Mapping[str, Any]) -> "DrafterConfig":
     """DFlash and DSpark share one class there: the heads are told by markov_rank and enable_confidence_head."""
     _need(config, "block_size", "mask_token_id", "target_layer_ids", "num_target_layers")
+    _check_types(config)
     confidence, rank = bool(config.get("enable_confidence_head", False)), config.get("markov_rank") or 0
     published = config.get("markov_head_type", "vanilla")
     if rank and published not in _DEEPSPEC_HEADS:
@@ -101,7 +102,7 @@ class DrafterConfig:
         taps=tuple(config["target_layer_ids"]), target_layers=config["num_target_layers"],
         head=_DEEPSPEC_HEADS[published] if rank else "none", rank=rank, confidence=confidence,
         confidence_with_head=confidence and bool(config.get("confidence_head_with_markov", False)),
-        anchors=config.get("num_anchors") or 512, tokenizer_hash=config.get("tokenizer_hash"))
+        anchors=_default(config, "num_anchors", 512), tokenizer_hash=config.get("tokenizer_hash"))
 
   @classmethod
   def _from_dflash(cls, config: Mapping[str, Any]) -> "DrafterConfig":
@@ -111,6 +112,7 @@ class DrafterConfig:
       raise ConfigError(f"block_size is {config['block_size']} at the top level and {block} in dflash_config")
     given = ("target_layer_ids",) if own.get("target_layer_ids") else ()
     _need({**config, **own, "block_size": block}, "block_size", "mask_token_id", "num_target_layers", *given)
+    _check_types({**config, **own})
     if config.get("is_causal"):
       raise ConfigError("is_causal is true: a block drafter's attention is not causal")
     model = ModelConfig.from_published({**config, "tie_word_embeddings": False})
@@ -120,7 +122,7 @@ class DrafterConfig:
         model=model, block=block, mask_id=own.get("mask_token_id", config.get("mask_token_id")),
         taps=tuple(own.get("target_layer_ids") or spread_taps(layers, model.layers)), target_layers=layers,
         anchor_predicts=bool(own.get("anchor_predicts", False)), head=own.get("head", "selector" if rank else "none"), rank=rank,
-        candidates=own.get("selector_top_k") or 0, conv=own.get("conv_kernel_size") or 0, conv_group=own.get("conv_group_size") or 16,
+        candidates=own.get("selector_top_k") or 0, conv=own.get("conv_kernel_size") or 0, conv_group=_default(own, "conv_group_size", 16),
         confidence=bool(own.get("confidence", False)), confidence_with_head=bool(own.get("confidence_with_head", False)),
         own_embedding=False, anchors=config.get("num_anchors") or 512, tokenizer_hash=config.get("tokenizer_hash"))
 
@@ -186,6 +188,32 @@ def _need(config: Mapping[str, Any], *keys: str) -> None:
       raise ConfigError(f"{k} is {config[k]!r}: expected {'a list of layer numbers' if k == 'target_layer_ids' else 'an integer'}")
 
 
+_COUNTS = (
+    "num_anchors", "markov_rank", "selector_rank", "head_rank", "selector_top_k", "conv_kernel_size", "conv_group_size", "draft_vocab_size")
+_FLAGS = (
+    "enable_confidence_head", "confidence_head_with_markov", "is_causal", "anchor_predicts", "confidence", "confidence_with_head", "mtp",
+    "own_embedding")
+
+
+def _check_types(config: Mapping[str, Any]) -> None:
+  """Raises ConfigError for a drafter's keys that are there, not null, and of another type than they have in the published files."""
+  given = lambda keys: ((k, config[k]) for k in keys if config.get(k) is not None)
+  for k, value in given(_COUNTS):
+    if type(value) is not int or value < 0:
+      raise ConfigError(f"{k} is {value!r}: expected an integer of at least 0")
+  for k, value in given(_FLAGS):
+    if type(value) is not bool:
+      raise ConfigError(f"{k} is {value!r}: expected true or false")
+  for k, value in given(["step_loss_decay"]):
+    if type(value) not in (int, float) or value < 0:
+      raise ConfigError(f"{k} is {value!r}: expected a number of at least 0")
+
+
+def _default(config: Mapping[str, Any], key: str, default: Any) -> Any:
+  """What a key holds, the default where it is missing or null."""
+  return default if config.get(key) is None else config[key]
+
+
 KINDS = ("eagle3", "mtp")
 
 
@@ -239,12 +267,13 @@ class SerialConfig:
   def from_published(cls, config: Mapping[str, Any]) -> "SerialConfig":
     """From an EAGLE-3 config.json in DeepSpec's layout (RELEASED_FORMATS §1.1), or of the same form with mtp: true."""
     _need(config, "ttt_length", "num_target_layers", "target_layer_ids")
+    _check_types(config)
     kind = "mtp" if config.get("mtp") else "eagle3"
     if "markov_rank" in config or "dflash_config" in config:
       raise ConfigError("ttt_length beside a block drafter's keys: which drafter is this?")
     return cls(
         model=ModelConfig.from_published(config), kind=kind, taps=tuple(config["target_layer_ids"]), target_layers=config["num_target_layers"],
-        steps=config["ttt_length"], step_decay=config.get("step_loss_decay") or 0.8, draft_vocab=config.get("draft_vocab_size") or 0,
+        steps=config["ttt_length"], step_decay=_default(config, "step_loss_decay", 0.8), draft_vocab=config.get("draft_vocab_size") or 0,
         own_embedding=bool(config.get("own_embedding", True)), tokenizer_hash=config.get("tokenizer_hash"))
 
   def to_published(self, dtype: str = "float32") -> dict[str, Any]:
