@@ -15,7 +15,7 @@ MARGIN = 1.1  # Times the tokens per second without drafts that drafts must prom
 PROBE_EVERY, LEAST_PROBES = 64, 1024  # Rounds without any draft after which some are made, to see; doubled every time.
 ENDED = 64  # Requests that ended last, which those to come are taken to be like; drafts are worth their while until an eighth have ended.
 WEIGHED_EVERY = 16  # Times that the same is said, at the same load: to weigh it takes milliseconds.
-PROBE_REQUESTS = 64  # Of which one is given a drafter's context although drafts would not pay.
+PROBE_REQUESTS = 64  # Turns of all slots, in which one request is given a drafter's context although drafts would not pay.
 JUDGED_AFTER = 8  # Rounds with drafts before a request's drafts are judged.
 PAUSE, LONGEST_PAUSE = 16, 256  # Rounds that a request goes without drafts that do not pay; doubled every time.
 
@@ -126,7 +126,7 @@ class Speculation:
     """Whether to give a new request a drafter's context, which costs in every round; without, it is not drafted for. It gets one where
     drafts would pay, and some get one all the same, to see."""
     self._refused = 0 if self.pays(running, size, passes) else self._refused + 1
-    return self._refused % PROBE_REQUESTS == 0
+    return self._refused % (PROBE_REQUESTS * running) == 0  # Rounds cost more for all while there is one: a share of the time.
 
   def launched(self, drafting: bool) -> None:
     """A round is under way, with drafts or without."""

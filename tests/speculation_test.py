@@ -118,7 +118,7 @@ def test_whether_a_context_is_kept_for_drafts():
     for survival in survivals:
       policy.ended(Worth(survival=survival))
     policy.ended(Worth())  # It has had no drafts, which says nothing.
-    return [policy.keeps(running, 4, (4,)) for _ in range(2 * speculation.PROBE_REQUESTS)]
+    return [policy.keeps(running, 4, (4,)) for _ in range(2 * speculation.PROBE_REQUESTS * running)]
 
   assert all(kept(2.0, [good] * 8)) and all(kept(9.0, [bad] * 7))
   assert sum(kept(9.0, [good] * 8)) == 2 and sum(kept(2.0, [bad] * 8)) == 2
