@@ -57,7 +57,8 @@ def serve(target: str, model: str, variant: str) -> ml_collections.ConfigDict:
     fixed = lambda method, n: dict(drafter=drafter(method, model), schedule="fixed", draft_length=n)
     c.methods = ml_collections.ConfigDict({
         "target alone": dict(drafter="", schedule="fixed"), "Eagle3, 1 draft": fixed("eagle3", 1), "fixed 2": fixed("dspark", 2),
-        "fixed 4": fixed("dspark", 4), "fixed 7": fixed("dspark", 7), "asynchronous": dict(drafter=drafter("dspark", model), schedule="asynchronous")})
+        "fixed 4": fixed("dspark", 4), "fixed 7": fixed("dspark", 7),
+        "asynchronous": dict(drafter=drafter("dspark", model), schedule="asynchronous")})
     c.temperature, c.needs, c.max_new_tokens, c.max_length, c.context = 1.0, ("plain",), (256, 512, 1024), 4096, 1000
     c.concurrencies = (1, 2, 4, 8, 16, 32, 64, 128)
   return c

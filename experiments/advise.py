@@ -78,13 +78,15 @@ def words(config, found, main: str, serial: str) -> list[str]:
     out.append(f"- {way}: " + ("pays at no concurrency looked at" if last is None else f"pays up to concurrency {last}" + (
         ", the largest looked at" if last == max(found) else "")))
   best = {c: max(ways, key=lambda w, ways=ways: ways[w].throughput) for c, ways in found.items()}
-  out += [f"- concurrency {c}: most throughput with {w} ({found[c][w].throughput / found[c]['target alone'].throughput:.2f} times the target alone)"
-          for c, w in best.items()]
+  out += [
+      f"- concurrency {c}: most throughput with {w} "
+      f"({found[c][w].throughput / found[c]['target alone'].throughput:.2f} times the target alone)" for c, w in best.items()]
   worst = min(ways[scheduled].throughput / max(ways[w].throughput for w in fixed) for ways in found.values())
   out.append(f"- the schedule has at least {worst:.3f} times the throughput of the best fixed length in hindsight, at every concurrency")
   held = "costs measured on this machine" if not config.get("roofline") else f"costs of a roofline: {dict(config.roofline.items())}"
-  out.append(f"- assumed: {held}; a context of {config.context} tokens; temperature {config.temperature:g}; requests of {', '.join(config.prompts)} in equal "
-             "shares, all slots taken; acceptance recorded with the embedded target")
+  out.append(
+      f"- assumed: {held}; a context of {config.context} tokens; temperature {config.temperature:g}; requests of "
+      f"{', '.join(config.prompts)} in equal shares, all slots taken; acceptance recorded with the embedded target")
   return out
 
 
@@ -109,10 +111,12 @@ def main(argv):
     axes.plot([o[way].user_tps for o in found.values()], [o[way].throughput for o in found.values()], ".-", label=way)
     for c, o in found.items():
       report.append(workdir / "results.jsonl", common.record(
-          "advise", target, next(({"name": d.name, "hash": d.hash} for name, d in drafters.items() if way.startswith(f"{name}, ")), None), dataset="all", temperature=config.temperature, concurrency=c, schedule=way, rule="token", seed=config.seed,
+          "advise", target, next(({"name": d.name, "hash": d.hash} for name, d in drafters.items() if way.startswith(f"{name}, ")), None),
+          dataset="all", temperature=config.temperature, concurrency=c, schedule=way, rule="token", seed=config.seed,
           speculation={"on": way != "target alone", "why": None if way != "target alone" else "baseline"},
-          notes="roofline" if config.get("roofline") else "measured costs", metrics={"throughput": o[way].throughput, "user_tps": o[way].user_tps, **{
-              "accepted_length": o[way].accepted_length, "verify_length": o[way].verify_length}}))
+          notes="roofline" if config.get("roofline") else "measured costs", metrics={
+              "throughput": o[way].throughput, "user_tps": o[way].user_tps, **{
+                  "accepted_length": o[way].accepted_length, "verify_length": o[way].verify_length}}))
   axes.set(xlabel="tokens per second of a user", ylabel="tokens per second of all", xscale="log", yscale="log")
   axes.legend(fontsize=6)
   figure.savefig(workdir / "throughput.png", dpi=120)

@@ -83,7 +83,8 @@ def main(argv):
   for b in sorted({*speeds, *verify}):
     times = {name: {str(n): s for n, s in found.items()} for name, found in verify.get(b, {}).items()}
     report.append(workdir / "results.jsonl", common.record(
-        "bench_decode", target, dataset="synthetic", temperature=0.0, concurrency=b, metrics={"tokens_per_s": speeds.get(b), "verify_seconds": times},
+        "bench_decode", target, dataset="synthetic", temperature=0.0, concurrency=b,
+        metrics={"tokens_per_s": speeds.get(b), "verify_seconds": times},
         notes=f"best of {config.repeats}, load {os.getloadavg()[0]:.1f}"))
 
 

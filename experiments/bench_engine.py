@@ -21,8 +21,9 @@ from specdec_jax.drafters.base import Drafter
 from specdec_jax.engine import Engine
 
 COLUMNS = (
-    ("slots", "concurrency", ""), ("drafts", "metrics.drafts", ""), ("draft (ms)", "metrics.draft", ".2f"), ("verify", "metrics.verify", ".2f"),
-    ("accept and commit", "metrics.commit", ".2f"), ("round", "metrics.round", ".2f"), ("round / parts", "metrics.ratio", ".3f"))
+    ("slots", "concurrency", ""), ("drafts", "metrics.drafts", ""), ("draft (ms)", "metrics.draft", ".2f"),
+    ("verify", "metrics.verify", ".2f"), ("accept and commit", "metrics.commit", ".2f"),
+    ("round", "metrics.round", ".2f"), ("round / parts", "metrics.ratio", ".3f"))
 
 
 def load_drafter(config, target) -> Drafter:
@@ -61,17 +62,19 @@ def main(argv):
   records = []
   for slots in config.slots:
     engine = Engine(
-        target, drafter, slots=slots, max_length=config.max_length, schedule="fixed", slot_buckets=(slots,), buckets={slots: ()}, needs=(config.need,),
-        reaches=(config.max_length,), adaptive=False)
+        target, drafter, slots=slots, max_length=config.max_length, schedule="fixed", slot_buckets=(slots,), buckets={slots: ()},
+        needs=(config.need,), reaches=(config.max_length,), adaptive=False)
     engine.warm_up()
     turns = [  # In turn, so that drift hits both alike.
-        engine.parts(slots, config.context, config.repeats, config.need) | {"round": under_way(engine, slots, config.context, config.rounds)}
+        engine.parts(slots, config.context, config.repeats, config.need)
+        | {"round": under_way(engine, slots, config.context, config.rounds)}
         for _ in range(config.turns)]
     alone = {k: 1e3 * statistics.median(t[k] for t in turns) for k in turns[0]}
     whole = alone.pop("round")
     records.append(common.record(
-        "bench_engine", target, {"name": drafter.name, "hash": drafter.hash}, dataset="synthetic", concurrency=slots, schedule="fixed", rule="token",
-        speculation={"on": True, "why": None}, notes=f"medians of {config.turns} turns, load {os.getloadavg()[0]:.1f}", metrics={
+        "bench_engine", target, {"name": drafter.name, "hash": drafter.hash}, dataset="synthetic", concurrency=slots,
+        schedule="fixed", rule="token", speculation={"on": True, "why": None},
+        notes=f"medians of {config.turns} turns, load {os.getloadavg()[0]:.1f}", metrics={
             "drafts": engine.method.draft_length, **alone, "round": whole, "ratio": whole / sum(alone.values())}))
     report.append(workdir / "results.jsonl", records[-1])
   screen = rich_console.Console()

@@ -97,8 +97,9 @@ def main(argv):
             "bench_kernels", None, notes=f"best of {config.repeats} x {config.calls} calls, load {os.getloadavg()[0]:.1f}", metrics={
                 "kernel": op.name, "case": case.name, "way": way, "implementation": kernel, "reference": 1e6 * best["reference"],
                 "time": 1e6 * best[kernel] if kernel != "reference" else None,
-                "gain": best["reference"] / best[kernel] if kernel != "reference" else None, "of_copy": work * case.bytes / best[kernel] / copy or None,
-                "of_matmul": work * case.flops / best[kernel] / product or None, "bytes": case.bytes, "flops": case.flops, "copy": copy, "matmul": product}))
+                "gain": best["reference"] / best[kernel] if kernel != "reference" else None,
+                "of_copy": work * case.bytes / best[kernel] / copy or None, "of_matmul": work * case.flops / best[kernel] / product or None,
+                "bytes": case.bytes, "flops": case.flops, "copy": copy, "matmul": product}))
         report.append(workdir / "results.jsonl", records[-1])
   screen.print(report.table(records, COLUMNS))
   (workdir / "kernels.md").write_text(report.markdown(records, COLUMNS) + "\n")

@@ -86,12 +86,15 @@ def main(argv):
       recipe.batch = config.batch
   best = best_seconds({(n, part): f for n, recipe in recipes.items() for part, f in timed_parts(recipe, target).items()}, config.repeats)
   screen = rich_console.Console()
-  shown = rich_table.Table("recipe", "step (ms)", "tokens/s", "without features", *PARTS, title=f"best of {config.repeats}, load {os.getloadavg()[0]:.1f}")
+  shown = rich_table.Table(
+      "recipe", "step (ms)", "tokens/s", "without features", *PARTS, title=f"best of {config.repeats}, load {os.getloadavg()[0]:.1f}")
   for name, recipe in recipes.items():
     features, backbone, gradient, update = (best[name, part] for part in ("features", "backbone", "gradient", "update"))
     seconds = dict(zip(PARTS, (features, backbone, gradient - features - backbone, update - gradient), strict=True))
     tokens = recipe.batch * recipe.row_length
-    shown.add_row(name, f"{1e3 * update:.0f}", f"{tokens / update:.0f}", f"{tokens / (update - features):.0f}", *(f"{s / update:.0%}" for s in seconds.values()))
+    shown.add_row(
+        name, f"{1e3 * update:.0f}", f"{tokens / update:.0f}", f"{tokens / (update - features):.0f}",
+        *(f"{s / update:.0%}" for s in seconds.values()))
     report.append(workdir / "results.jsonl", common.record(
         "bench_training", target, {"name": name, "hash": None}, dataset="synthetic", concurrency=recipe.batch,
         metrics={"training_tokens_per_s": tokens / update, "parts": {k: v / update for k, v in seconds.items()}},

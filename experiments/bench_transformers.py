@@ -1,4 +1,5 @@
-"""A target's speed beside Hugging Face transformers: the same weights in float32, the same prompts and machine, greedy, one request at once.
+"""
+A target's speed beside Hugging Face transformers: the same weights in float32, the same prompts and machine, greedy, one request at once.
 
   python -m experiments.bench_transformers --config=configs/smollm2/transformers.py --workdir=runs/smollm2_transformers
 
@@ -40,7 +41,8 @@ def theirs(config, folder):
     tokens = torch.tensor([ids])
     with torch.inference_mode():
       out = model.generate(
-          tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=config.max_new_tokens, do_sample=False, pad_token_id=model.config.eos_token_id, **options)
+          tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=config.max_new_tokens, do_sample=False,
+          pad_token_id=model.config.eos_token_id, **options)
     return out[0, len(ids) :].tolist()
 
   return {"transformers": decode, "transformers, prompt lookup": lambda ids: decode(ids, prompt_lookup_num_tokens=config.lookup)}
@@ -78,13 +80,15 @@ def main(argv):
             elif not isinstance(done, list):
               rounds[name].append(done.rounds)
             bar.advance(task)
-      speed = {name: sum(len(texts[name, i]) for i in range(len(prompts))) / sum(best[name, i] for i in range(len(prompts))) for name in methods}
+      speed = {
+          name: sum(len(texts[name, i]) for i in range(len(prompts))) / sum(best[name, i] for i in range(len(prompts)))
+          for name in methods}
       for name in methods:
         same = sum(texts[name, i] == texts["this library", i] for i in range(len(prompts)))
         drafter = drafters.get(name.removeprefix("this library, "))
         records.append(common.record(
-            "bench_transformers", target, drafter and {"name": drafter.name, "hash": drafter.hash}, dataset=dataset, temperature=0.0, concurrency=1,
-            n_requests=len(prompts), speculation={"on": drafter is not None, "why": None},
+            "bench_transformers", target, drafter and {"name": drafter.name, "hash": drafter.hash}, dataset=dataset, temperature=0.0,
+            concurrency=1, n_requests=len(prompts), speculation={"on": drafter is not None, "why": None},
             lossless={"contract": 1, "identical": same, "n": len(prompts), "holds": same == len(prompts)},
             metrics={"method": name, "tokens_per_s": speed[name], "speedup": speed[name] / speed["transformers"], "accepted_length": (
                 specdec_jax.metrics.acceptance(rounds[name])["accepted_length"] if drafter else None)},

@@ -22,7 +22,8 @@ from specdec_jax.hub import find
 COLUMNS = (
     ("drafter", "drafter.name", ""), ("data set", "dataset", ""), ("confidences", "metrics.kind", ""), ("blocks", "n_rounds", ""),
     ("ece, raw", "metrics.raw.mean_ece", ".4f"), ("ece", "metrics.calibrated.mean_ece", ".4f"), ("auc, raw", "metrics.raw.mean_auc", ".3f"),
-    ("auc", "metrics.calibrated.mean_auc", ".3f"), ("brier, raw", "metrics.raw.mean_brier", ".4f"), ("brier", "metrics.calibrated.mean_brier", ".4f"),
+    ("auc", "metrics.calibrated.mean_auc", ".3f"),
+    ("brier, raw", "metrics.raw.mean_brier", ".4f"), ("brier", "metrics.calibrated.mean_brier", ".4f"),
     ("ece by position", lambda r: " ".join("n/a" if x is None else f"{x:.3f}" for x in r["metrics"]["calibrated"]["ece"]), ""))
 
 
@@ -50,7 +51,8 @@ def calibrated(config, target, drafter, prompts) -> tuple[calibrate.Calibration,
         temperature=config.temperature, concurrency=config.batch, schedule="fixed", rule="token", n_requests=config.samples * asked,
         n_rounds=len(logits), speculation={"on": True, "why": None}, notes="; ".join(notes), metrics={
             "kind": "trained head" if drafter.config.confidence else "probability of the best token",
-            "temperatures": list(made.temperatures), "raw": calibrate.describe(raw) | bins(raw), "calibrated": calibrate.describe(scaled) | bins(scaled),
+            "temperatures": list(made.temperatures),
+            "raw": calibrate.describe(raw) | bins(raw), "calibrated": calibrate.describe(scaled) | bins(scaled),
             "threshold_sweep": calibrate.threshold_sweep(calibrate.survivals(logits, temperatures), accepted, config.thresholds)}))
   return made, records
 

@@ -27,11 +27,13 @@ from specdec_jax.verify import SparseDistribution
 
 FALSE_ALARM = 0.01  # Probability that a run of right samples, all its tests together, is called a fault.
 COLUMNS = (
-    ("drafter", "drafter.name", ""), ("data set", "dataset", ""), ("T", "temperature", "g"), ("top-p", "metrics.top_p", "g"), ("rule", "rule", ""),
-    ("runs", "metrics.runs", ""), ("equal texts", lambda r: r["metrics"]["equal"], ""), ("largest gap", "metrics.largest_gap", ".2g"),
+    ("drafter", "drafter.name", ""), ("data set", "dataset", ""), ("T", "temperature", "g"), ("top-p", "metrics.top_p", "g"),
+    ("rule", "rule", ""), ("runs", "metrics.runs", ""),
+    ("equal texts", lambda r: r["metrics"]["equal"], ""), ("largest gap", "metrics.largest_gap", ".2g"),
     ("pooled z", "metrics.pooled_z", "+.2f"), ("p, runs", "metrics.run_p", ".2g"), ("p, pooled", "metrics.pooled_p", ".2g"),
     ("p, positions", "metrics.smallest_p", ".2g"),
-    ("total variation", "metrics.total_variation", ".3f"), ("by chance", "metrics.noise_floor", ".3f"), ("contract", "lossless.contract", ""), ("holds", lambda r: "yes" if r["lossless"]["holds"] else "NO", ""))
+    ("total variation", "metrics.total_variation", ".3f"), ("by chance", "metrics.noise_floor", ".3f"),
+    ("contract", "lossless.contract", ""), ("holds", lambda r: "yes" if r["lossless"]["holds"] else "NO", ""))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Misreporting:
 
 def check_greedy(config, target, drafters, prompts, tick):
   """One dict of figures for a drafter's greedy texts, all draft lengths and batch sizes together."""
-  run = lambda drafter, batch, **kw: decode_all(target, drafter, prompts, batch, config.max_new_tokens, [0] * len(prompts), rule=config.rule, **kw)
+  run = lambda drafter, batch, **kw: decode_all(
+      target, drafter, prompts, batch, config.max_new_tokens, [0] * len(prompts), rule=config.rule, **kw)
   plain = {b: run(None, b) for b in config.batches}
   for drafter, lengths in drafters:
     equal = total = 0
@@ -62,7 +65,9 @@ def check_greedy(config, target, drafters, prompts, tick):
       tick(f"{drafter.name}, {length} drafts, batch {batch}")
       done = run(drafter, batch, draft_length=[length] * batch)
       equal, total = equal + lossless.identical(done, plain[batch]), total + len(done)
-      parted += [{"draft_length": length, "batch": batch, **dataclasses.asdict(d)} for d in lossless.first_divergences(target, prompts, done, plain[batch])]
+      parted += [
+          {"draft_length": length, "batch": batch, **dataclasses.asdict(d)}
+          for d in lossless.first_divergences(target, prompts, done, plain[batch])]
       for i, (prompt, c) in enumerate(zip(prompts, done)):
         if c.tokens != plain[batch][i].tokens or length == lengths[0]:  # Equal texts need reading once.
           forced = lossless.teacher_force(target, prompt, c.tokens)
@@ -85,7 +90,8 @@ def check_sampled(config, target, drafters, prompts, tests, tick, **settings):
   first = lambda done: [c.tokens for c in done]
   seeds = itertools.count(config.seed)
   take = lambda n: list(itertools.islice(seeds, n))
-  run = lambda drafter, texts, batch, count, **kw: decode_all(target, drafter, texts, batch, count, take(len(texts)), rule=config.rule, **settings, **kw)
+  run = lambda drafter, texts, batch, count, **kw: decode_all(
+      target, drafter, texts, batch, count, take(len(texts)), rule=config.rule, **settings, **kw)
   plain = first(run(None, one * kinds, max(config.batches), config.positions))
   for drafter, lengths in drafters:
     runs, samples = [], []
@@ -100,8 +106,9 @@ def check_sampled(config, target, drafters, prompts, tests, tick, **settings):
     holds = min(run_p, together.p_value, *found.p_value) >= alpha
     worst = max(range(config.positions), key=lambda k: found.total_variation[k] - found.noise_floor[k])
     yield drafter, {"contract": 3, "identical": None, "n": len(prompts) * len(runs) + len(samples), "holds": holds}, {
-        "runs": len(runs), "equal": None, "pooled_z": together.z, "run_p": run_p, "pooled_p": together.p_value, "smallest_p": min(found.p_value),
-        "total_variation": found.total_variation[worst], "noise_floor": found.noise_floor[worst], "samples": len(samples), "alpha": alpha}
+        "runs": len(runs), "equal": None, "pooled_z": together.z, "run_p": run_p, "pooled_p": together.p_value,
+        "smallest_p": min(found.p_value), "total_variation": found.total_variation[worst], "noise_floor": found.noise_floor[worst],
+        "samples": len(samples), "alpha": alpha}
 
 
 def checked(config, target, drafters, prompts, tick):
@@ -122,7 +129,8 @@ def checked(config, target, drafters, prompts, tick):
       yield common.record(
           "check_lossless", target, {"name": drafter.name, "hash": drafter.hash}, seed=config.seed, dataset=dataset,
           temperature=temperature, concurrency=list(config.batches), schedule="fixed", rule=config.rule, n_requests=verdict["n"],
-          speculation={"on": True, "why": None}, lossless=verdict, metrics=blank | {"top_p": top_p} | found, notes=f"draft lengths {list(config.draft_lengths)}")
+          speculation={"on": True, "why": None}, lossless=verdict, metrics=blank | {"top_p": top_p} | found,
+          notes=f"draft lengths {list(config.draft_lengths)}")
 
 
 def cells(config, drafters, prompts) -> int:
@@ -158,11 +166,13 @@ def main(argv):
       records.append(r)
   screen.print(report.table(records, COLUMNS))
   (workdir / "lossless.md").write_text(report.markdown(records, COLUMNS) + "\n")
-  screen.print(f"records: {workdir / 'results.jsonl'}   table: {workdir / 'lossless.md'}   {jax.device_count()} × {jax.devices()[0].device_kind}")
+  screen.print(
+      f"records: {workdir / 'results.jsonl'}   table: {workdir / 'lossless.md'}   {jax.device_count()} × {jax.devices()[0].device_kind}")
   faults = [r for r in records if not r["lossless"]["holds"]]
   for r in faults:
     screen.print(f"FAULT {r['drafter']['name']}, {r['dataset']}, temperature {r['temperature']:g}: " + str({
-        k: v for k, v in r["metrics"].items() if v is not None and k in ("divergences", "beyond_a_near_tie", "errors", "pooled_z", "run_p", "pooled_p", "smallest_p", "alpha")}))
+        k: v for k, v in r["metrics"].items() if v is not None and k in (
+            "divergences", "beyond_a_near_tie", "errors", "pooled_z", "run_p", "pooled_p", "smallest_p", "alpha")}))
   if faults:
     raise SystemExit(1)
 

@@ -37,7 +37,8 @@ def commands(config: str) -> list[Command]:
   """The commands in a configuration's docstring, in order; a run without a name of its own has that of its configuration."""
   text = ast.get_docstring(ast.parse((ROOT / config).read_text(encoding="utf-8"))) or ""
   name = lambda path, variant: "_".join([*pathlib.Path(path).with_suffix("").parts[1:], *([variant] if variant else [])])
-  return [Command(module, path, variant, values, run or name(path, variant)) for module, path, variant, values, run in COMMAND.findall(text)]
+  return [
+      Command(module, path, variant, values, run or name(path, variant)) for module, path, variant, values, run in COMMAND.findall(text)]
 
 
 @functools.cache

@@ -60,7 +60,8 @@ def record(experiment: str, target: Target | None, drafter: dict[str, Any] | Non
   drafter: name and hash.
   """
   measured = {
-      "seed": None, "dataset": None, "temperature": None, "concurrency": None, "schedule": None, "rule": None, "n_requests": 0, "n_rounds": 0,
+      "seed": None, "dataset": None, "temperature": None, "concurrency": None, "schedule": None, "rule": None,
+      "n_requests": 0, "n_rounds": 0,
       "speculation": {"on": False, "why": None}, "lossless": {"contract": None, "identical": None, "n": 0, "holds": None},
       "compile": {"count": None, "seconds": None}}
   return {

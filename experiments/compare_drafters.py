@@ -44,7 +44,8 @@ def main(argv):
           report.append(workdir / "results.jsonl", records[-1])
       tables = [
           comparison.accepted_lengths(records, config.baselines, temperature), comparison.conditional_acceptances(records, temperature),
-          comparison.speeds(records, temperature), *(comparison.rules(records, temperature, r) for r in rules[1:])] if "token" in rules else []
+          comparison.speeds(records, temperature),
+          *(comparison.rules(records, temperature, r) for r in rules[1:])] if "token" in rules else []
       for header, rows in tables:
         shown = rich_table.Table(*header)
         for row in rows:

@@ -82,7 +82,8 @@ def figures(run: Load) -> dict:
   served, whole = run.served, sum(len(s.tokens) for s in run.served) / run.wall
   tpot = [s.tpot for s in served if s.tpot]
   return {
-      **metrics.acceptance([s.rounds for s in served if s.speculation["on"]]), "tokens_per_s": whole, "held_tokens_per_s": run.held_tokens / run.held if run.held_tokens else whole,
+      **metrics.acceptance([s.rounds for s in served if s.speculation["on"]]),
+      "tokens_per_s": whole, "held_tokens_per_s": run.held_tokens / run.held if run.held_tokens else whole,
       "user_tps": 1 / statistics.median(tpot) if tpot else None, "ttft": metrics.percentiles(s.ttft for s in served if s.ttft is not None),
       "tpot": metrics.percentiles(tpot), "request_latency": metrics.percentiles(s.latency for s in served),
       "peak_memory": metrics.peak_memory_bytes(), "longest_repeat": max(metrics.longest_repeat(s.tokens) for s in served)}

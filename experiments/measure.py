@@ -52,7 +52,8 @@ def decode_all(
   for start in range(0, len(prompts), batch):
     rows = list(range(start, min(start + batch, len(prompts))))
     filled = rows + rows[:1] * (batch - len(rows))
-    done += specdec_jax.generate(target, drafter, [prompts[i] for i in filled], new, seed=[seeds[i] for i in filled], **settings)[: len(rows)]
+    done += specdec_jax.generate(
+        target, drafter, [prompts[i] for i in filled], new, seed=[seeds[i] for i in filled], **settings)[: len(rows)]
   return done
 
 
@@ -65,13 +66,15 @@ def recorded(config, target: Target, drafter: Drafter, prompts: Sequence[list[in
 
 
 def measure(
-    config, target: Target, drafters: Sequence[Drafter | None], prompts, temperature: float, tick: Callable[[str], None], rules: Sequence[str],
+    config, target: Target, drafters: Sequence[Drafter | None], prompts, temperature: float,
+    tick: Callable[[str], None], rules: Sequence[str],
 ) -> list[Run]:
   """All methods on the same prompts: one warm-up each, then the repeats in turn, so that drift hits all alike.
 
   Every drafter runs under each of the acceptance rules; they are one rule at temperature 0, and without a drafter."""
   seeds = range(config.seed, config.seed + len(prompts))
-  decode = lambda drafter, rule: decode_all(target, drafter, prompts, config.batch, config.max_new_tokens, seeds, temperature=temperature, rule=rule)
+  decode = lambda drafter, rule: decode_all(
+      target, drafter, prompts, config.batch, config.max_new_tokens, seeds, temperature=temperature, rule=rule)
   runs = []
   for drafter, rule in ((d, r) for r in rules for d in drafters if r == rules[0] or (d and temperature)):
     tick(f"warm-up {drafter.name if drafter else 'autoregressive'}")

@@ -27,11 +27,14 @@ def plan(config) -> list[dict]:
 def main(argv):
   del argv
   config, _ = common.settings()
-  shown = rich_table.Table(title=f"{config.target}: {config.taps} taps of {config.width}, {config.tokens:.3g} tokens, {config.epochs} epochs")
+  shown = rich_table.Table(
+      title=f"{config.target}: {config.taps} taps of {config.width}, {config.tokens:.3g} tokens, {config.epochs} epochs")
   for title in ("features", "bytes a token", "TB in all", "hours to write", "hours of target passes"):
     shown.add_column(title)
   for row in plan(config):
-    shown.add_row(row["features"], f"{row['bytes_per_token']:,}", f"{row['bytes'] / 1e12:.2f}", f"{row['write_hours']:.1f}", f"{row['target_hours']:.1f}")
+    shown.add_row(
+        row["features"], f"{row['bytes_per_token']:,}", f"{row['bytes'] / 1e12:.2f}",
+        f"{row['write_hours']:.1f}", f"{row['target_hours']:.1f}")
   rich_console.Console(width=110).print(shown)
 
 

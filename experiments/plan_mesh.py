@@ -2,8 +2,8 @@
 
   python -m experiments.plan_mesh --config=configs/qwen3_4b/plan.py:v5e
 
-TPU topologies need libtpu, GPUs the CUDA plugin and ptxas (pip install -e '.[aot]' brings all of them); neither needs a device. A program that needs more memory than a device has is refused by the TPU
-compiler; for GPUs its size is compared with the memory.
+TPU topologies need libtpu, GPUs the CUDA plugin and ptxas (pip install -e '.[aot]' brings all of them); neither needs a device. A program
+that needs more memory than a device has is refused by the TPU compiler; for GPUs its size is compared with the memory.
 """
 
 import collections
@@ -43,11 +43,13 @@ class Chip:
 
 
 CHIPS = {
-    "v5e": Chip(16 * 2**30, 197e12, 819e9, 200e9), "v6e": Chip(32 * 2**30, 918e12, 1640e9, 448e9), "v5p": Chip(95 * 2**30, 459e12, 2765e9, 600e9),
-    "h200": Chip(141e9, 989e12, 4.8e12, 450e9)}
+    "v5e": Chip(16 * 2**30, 197e12, 819e9, 200e9), "v6e": Chip(32 * 2**30, 918e12, 1640e9, 448e9),
+    "v5p": Chip(95 * 2**30, 459e12, 2765e9, 600e9), "h200": Chip(141e9, 989e12, 4.8e12, 450e9)}
 
 # What libtpu looks for where there is no TPU to ask.
-LIBTPU = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
+LIBTPU = {
+    "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
 
 # Without a device XLA cannot try tiles of its Triton products, and ends where its guess fits none.
 OPTIONS = {"tpu": None, "gpu": {"xla_gpu_enable_triton_gemm": False}}
@@ -118,7 +120,8 @@ def training_step(config, m: Models, mesh: Mesh):
   times = t.batch // t.rows
   where = NamedSharding(mesh, sharding.P(None, sharding.BATCH))
   row = lambda dtype: jax.ShapeDtypeStruct((times, t.rows, t.row_length), dtype, sharding=where)
-  batch = {"tokens": row(jnp.int32), "segments": row(jnp.int32), "answer": row(bool), "progress": jax.ShapeDtypeStruct((times,), jnp.float32)}
+  batch = {
+      "tokens": row(jnp.int32), "segments": row(jnp.int32), "answer": row(bool), "progress": jax.ShapeDtypeStruct((times,), jnp.float32)}
   batch = {"batches": batch, "counts": jax.ShapeDtypeStruct((times,), bool)}
   out = jax.tree.map(lambda x: x.sharding, state), sharding.replicated(mesh)
   return trainer.make_update(loss, tx, times, out), (state, batch, {"target": m.target.params, "frozen": m.frozen})
@@ -150,7 +153,8 @@ def decoding_steps(config, m: Models, mesh: Mesh):
     verified = made(functools.partial(slots._verify, *args[:3]), *args[3:])
     yield f"verify {bucket}", run["verify"], args
   yield "commit", run["commit"], (
-      method, "greedy", vocab, weights, rest, verified.cache.replace(fed=()), verified.replace(cache=None), draft, settings, alive, verified.cache.fed)
+      method, "greedy", vocab, weights, rest, verified.cache.replace(fed=()), verified.replace(cache=None),
+      draft, settings, alive, verified.cache.fed)
 
 
 def measure(name: str, program, args, plain, mesh: Mesh, chip: Chip, extra_bytes: float = 0.0, options=None) -> dict:
@@ -178,7 +182,8 @@ def measure(name: str, program, args, plain, mesh: Mesh, chip: Chip, extra_bytes
   times = {"compute": row["flops"] / devices / chip.flops, "memory": row["bytes"] / devices / chip.bandwidth,
            "links": sum(e.sent for e in found) / chip.links}
   return row | {
-      "fits": size < chip.memory, "device_bytes": size, "argument_bytes": memory.argument_size_in_bytes, "temporary_bytes": memory.temp_size_in_bytes,
+      "fits": size < chip.memory, "device_bytes": size,
+      "argument_bytes": memory.argument_size_in_bytes, "temporary_bytes": memory.temp_size_in_bytes,
       "collectives": dict(by_kind), "seconds": times, "roofline_seconds": max(times.values()), "bound": max(times, key=times.get),
       "compile_seconds": time.time() - began}
 
@@ -201,7 +206,8 @@ def plan(config, what: str, workdir: pathlib.Path) -> list[dict]:
   m, plain = (models(config, mesh, kernels) for kernels in (platform, "reference"))
   records = []
   for (name, program, args, extra), (_, *without, _) in zip(programs(config, what, m, mesh), programs(config, what, plain, mesh)):
-    found = measure(name, program, args, without, mesh, chip, extra, OPTIONS[platform]) | {"what": what, "topology": config.topology, "mesh": shape}
+    found = measure(name, program, args, without, mesh, chip, extra, OPTIONS[platform]) | {
+        "what": what, "topology": config.topology, "mesh": shape}
     records.append(common.record("plan_mesh", m.target, {"name": config.drafter, "hash": None}, notes=found.pop("why", ""), metrics=found))
     report.append(workdir / "results.jsonl", records[-1])
   return records
@@ -228,9 +234,11 @@ def _roofline(record) -> str:
 
 COLUMNS = (
     ("program", "metrics.program", ""), ("devices", lambda r: "{topology}, {mesh[0]} × {mesh[1]} × {mesh[2]}".format(**r["metrics"]), ""),
-    ("GB a device", _gigabytes, ""), ("fits", lambda r: "yes" if r["metrics"]["fits"] else f"no: {r['notes'] or 'more than its memory'}", ""),
+    ("GB a device", _gigabytes, ""),
+    ("fits", lambda r: "yes" if r["metrics"]["fits"] else f"no: {r['notes'] or 'more than its memory'}", ""),
     ("collectives (count, MB sent by a device)", _exchanged, ""), ("TFLOP", lambda r: f"{r['metrics']['flops'] / 1e12:.2f}", ""),
-    ("GB moved", lambda r: f"{r['metrics']['bytes'] / 1e9:.1f}", ""), ("compute, memory, links (ms)", _parts, ""), ("roofline (ms)", _roofline, ""),
+    ("GB moved", lambda r: f"{r['metrics']['bytes'] / 1e9:.1f}", ""),
+    ("compute, memory, links (ms)", _parts, ""), ("roofline (ms)", _roofline, ""),
     ("compiled in (s)", "metrics.compile_seconds", ".0f"))
 
 

@@ -51,8 +51,8 @@ def main(argv):
     shown.add_row(*row)
     lines.append("| " + " | ".join(row) + " |")
     records.append(common.record(
-        "profile_sps", target, drafter and {"name": drafter.name, "hash": drafter.hash}, dataset="synthetic", concurrency=slots, schedule="fixed",
-        rule="token", speculation={"on": drafter is not None, "why": None if drafter else "no drafter"},
+        "profile_sps", target, drafter and {"name": drafter.name, "hash": drafter.hash}, dataset="synthetic", concurrency=slots,
+        schedule="fixed", rule="token", speculation={"on": drafter is not None, "why": None if drafter else "no drafter"},
         notes=f"median of {config.repeats}, load {os.getloadavg()[0]:.1f}", compile={"count": None, "seconds": time.perf_counter() - began},
         metrics={"tokens": list(table.tokens), "seconds": list(table.seconds), "spread": list(table.spread), "draft": list(table.draft)}))
     report.append(workdir / "results.jsonl", records[-1])

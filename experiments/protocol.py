@@ -24,10 +24,12 @@ from specdec_jax.data import prompts as prompts_lib
 from specdec_jax.engine import Engine, QueueFull
 
 COLUMNS = (
-    ("task", "dataset", ""), ("length", "metrics.length", ""), ("at once", "concurrency", ""), ("drafts", lambda r: "on" if r["speculation"]["on"] else "off", ""),
+    ("task", "dataset", ""), ("length", "metrics.length", ""), ("at once", "concurrency", ""),
+    ("drafts", lambda r: "on" if r["speculation"]["on"] else "off", ""),
     ("tokens/s", "metrics.tokens_per_s", ".0f"), ("speedup", "metrics.speedup", ".2f"), ("ttft p50 (s)", "metrics.ttft.p50", ".3f"),
-    ("latency p50 (s)", "metrics.request_latency.p50", ".2f"), ("p90", "metrics.request_latency.p90", ".2f"), ("p99", "metrics.request_latency.p99", ".2f"),
-    ("accepted length", "metrics.accepted_length", ".2f"), ("cost a token", "metrics.cost_per_token", ".2e"), ("equal", lambda r: f"{r['lossless']['identical']}/{r['lossless']['n']}", ""))
+    ("latency p50 (s)", "metrics.request_latency.p50", ".2f"), ("p90", "metrics.request_latency.p90", ".2f"),
+    ("p99", "metrics.request_latency.p99", ".2f"), ("accepted length", "metrics.accepted_length", ".2f"),
+    ("cost a token", "metrics.cost_per_token", ".2e"), ("equal", lambda r: f"{r['lossless']['identical']}/{r['lossless']['n']}", ""))
 
 
 def make_engine(config, target, drafter, schedule=None, **options) -> Engine:
@@ -61,10 +63,11 @@ def grid(config, engine: Engine, alone: Engine, prompts, expected, workdir) -> l
       same, base = min(f.pop("same") for f in found), base or middle["tokens_per_s"]
       records.append(common.record(
           "protocol", one.target, one.drafter and {"name": one.drafter.name, "hash": one.drafter.hash}, seed=config.seed, dataset=task,
-          temperature=0.0, concurrency=concurrency, schedule=one.schedule, rule="token", n_requests=len(requests), n_rounds=middle["rounds"],
-          speculation={"on": one.drafter is not None, "why": one.why_off},
+          temperature=0.0, concurrency=concurrency, schedule=one.schedule, rule="token", n_requests=len(requests),
+          n_rounds=middle["rounds"], speculation={"on": one.drafter is not None, "why": one.why_off},
           lossless={"contract": 1, "identical": same, "n": len(requests), "holds": same == len(requests)},
-          compile={"count": max(f.pop("compiled") for f in found), "seconds": None}, notes=f"median of {config.repeats}, load {os.getloadavg()[0]:.1f}",
+          compile={"count": max(f.pop("compiled") for f in found), "seconds": None},
+          notes=f"median of {config.repeats}, load {os.getloadavg()[0]:.1f}",
           metrics={**middle, "length": length, "speedup": middle["tokens_per_s"] / base, "drafter_bytes": one.plan["drafter_bytes"],
                    "cost_per_token": config.device_cost * jax.device_count() / middle["tokens_per_s"]}))
       report.append(workdir / "results.jsonl", records[-1])
@@ -112,7 +115,8 @@ def checklist(config, engine: Engine, target, prompts, expected) -> list[tuple[s
       ("a deadline ends a request", late.finish_reason == "deadline"),
       ("speculation off and on for all while running", switched.tokens == want and any(not d for d, _, _ in switched.rounds)),
       ("a drafter that is missing is refused", refused((OSError, ValueError), lambda: make_engine(config, target, "no/such/drafter"))),
-      ("or gone without, if that was asked for, and the result says so", alone.tokens == want and "cannot be loaded" in alone.speculation["why"]),
+      ("or gone without, if that was asked for, and the result says so",
+       alone.tokens == want and "cannot be loaded" in alone.speculation["why"]),
       ("a full queue refuses", refused(QueueFull, lambda: small.submit(ids, new))),
       ("a prompt that fits no slot is refused", refused(ValueError, lambda: engine.submit(ids * config.max_length, new))),
       ("memory for less than a slot is refused", refused(ValueError, lambda: make_engine(config, target, None, memory=1)))]
@@ -123,8 +127,9 @@ def boundaries(engine: Engine, target, new: int) -> list[tuple[str, bool]]:
   vocab, room = target.vocab, engine.max_length - new
   text = lambda s: target.tokenizer.encode(prompts_lib.chat_prompt(target.tokenizer, s))
   cases = {
-      "one token": [1], "as long as a slot allows": [5 + i % 50 for i in range(room)], "special characters": text("\u2028\t\\n\0 \"'<|im_end|>` é ñ 漢字 🙂"),
-      "one token over and over": [7] * min(200, room), "the last id of the vocabulary": [vocab - 1] * 3, "empty user turn": text("")}
+      "one token": [1], "as long as a slot allows": [5 + i % 50 for i in range(room)],
+      "special characters": text("\u2028\t\\n\0 \"'<|im_end|>` é ñ 漢字 🙂"), "one token over and over": [7] * min(200, room),
+      "the last id of the vocabulary": [vocab - 1] * 3, "empty user turn": text("")}
   out = []
   for name, ids in cases.items():
     want = specdec_jax.generate(target, None, [ids], new)[0].tokens
@@ -199,11 +204,13 @@ def soak(config, target, drafter, prompts, expected) -> tuple[dict, list[tuple[s
   failing = make_engine(config, target, drafter, "fixed", fallback=True, inject=broken)
   ids, new = pool[0], min(config.new_tokens.values())
   after = failing.result(failing.submit(ids, new))
-  found = {**counts, "submitted": total_submitted, "seconds": config.soak_seconds, "failures": len(engine.restarts), "compiled": compiled_since,
-           "live_bytes_half_way": half, "live_bytes_at_the_end": end, "peak_memory": metrics.peak_memory_bytes()}
+  found = {
+      **counts, "submitted": total_submitted, "seconds": config.soak_seconds, "failures": len(engine.restarts),
+      "compiled": compiled_since, "live_bytes_half_way": half, "live_bytes_at_the_end": end, "peak_memory": metrics.peak_memory_bytes()}
   return found, [
-      ("no request was lost", not live and counts["served"] + counts["cancelled"] == total_submitted), ("no text was altered", not counts["wrong"]),
-      ("the device failed, and was survived", bool(engine.restarts)), ("nothing was compiled", compiled_since == 0),
+      ("no request was lost", not live and counts["served"] + counts["cancelled"] == total_submitted),
+      ("no text was altered", not counts["wrong"]), ("the device failed, and was survived", bool(engine.restarts)),
+      ("nothing was compiled", compiled_since == 0),
       ("memory is flat from half way on", half is not None and end <= 1.01 * half),
       ("a drafter that raises is gone without, and the result says so",
        after.tokens == expected[tuple(ids)][:new] and "is broken" in (after.speculation["why"] or ""))]
@@ -233,21 +240,31 @@ def main(argv):
   manifest = {k: v for k, v in engine.manifest().items() if k != "costs"} | {"buckets": engine.buckets}  # Costs are measured anew.
   facts.claim(workdir / "manifest.json", manifest, (workdir / "results.jsonl").exists())
   records = grid(config, engine, alone, prompts, expected, workdir)
-  sections = {"Checklist": checklist(config, engine, target, prompts, expected), "Boundary inputs": boundaries(engine, target, min(config.new_tokens.values()))}
-  decay = metrics.acceptance([r for ids in prompts.values() for r in (engine.result(engine.submit(p, max(config.new_tokens.values()))).rounds for p in ids)])
+  sections = {
+      "Checklist": checklist(config, engine, target, prompts, expected),
+      "Boundary inputs": boundaries(engine, target, min(config.new_tokens.values()))}
+  decay = metrics.acceptance([
+      r for ids in prompts.values()
+      for r in (engine.result(engine.submit(p, max(config.new_tokens.values()))).rounds for p in ids)])
   soaked, sections["Soak"] = soak(config, target, drafter, prompts, expected)
   report.append(workdir / "results.jsonl", common.record(
-      "protocol", target, {"name": drafter.name, "hash": drafter.hash}, dataset="soak", temperature=0.0, concurrency=max(config.concurrencies),
-      schedule=config.schedule, rule="token", n_requests=soaked["submitted"], speculation={"on": True, "why": None}, metrics=soaked,
-      lossless={"contract": 1, "identical": soaked["submitted"] - soaked["wrong"], "n": soaked["submitted"], "holds": not soaked["wrong"] and not soaked["lost"]},
+      "protocol", target, {"name": drafter.name, "hash": drafter.hash}, dataset="soak", temperature=0.0,
+      concurrency=max(config.concurrencies), schedule=config.schedule, rule="token", n_requests=soaked["submitted"],
+      speculation={"on": True, "why": None}, metrics=soaked,
+      lossless={"contract": 1, "identical": soaked["submitted"] - soaked["wrong"], "n": soaked["submitted"],
+                "holds": not soaked["wrong"] and not soaked["lost"]},
       notes="injected failures of the device and of the drafter, cancels, switches"))
   equal = all(r["lossless"]["holds"] for r in records)
   sections["Losslessness"] = [(f"every request's text is that of its solo run, {sum(r['n_requests'] for r in records)} requests", equal)]
-  lines = [f"# {target.name} with {drafter.name}, {config.schedule}", "", "Manifest: " + ", ".join(f"{k} {v}" for k, v in manifest.items() if k != "calibration"), ""]
+  lines = [
+      f"# {target.name} with {drafter.name}, {config.schedule}", "",
+      "Manifest: " + ", ".join(f"{k} {v}" for k, v in manifest.items() if k != "calibration"), ""]
   for name, rows in sections.items():
     lines += [f"## {name}", *(f"- {'yes' if ok else 'NO'}: {what}" for what, ok in rows), ""]
-  lines += [f"Soak: {soaked}", "", "Acceptance by position: " + " ".join("n/a" if x is None else f"{x:.2f}" for x in decay["position_acceptance"]), "",
-            f"Planned memory: {engine.plan}", "", report.markdown(records, COLUMNS)]
+  lines += [
+      f"Soak: {soaked}", "",
+      "Acceptance by position: " + " ".join("n/a" if x is None else f"{x:.2f}" for x in decay["position_acceptance"]), "",
+      f"Planned memory: {engine.plan}", "", report.markdown(records, COLUMNS)]
   (workdir / "protocol.md").write_text("\n".join(lines) + "\n")
   screen.print(report.table(records, COLUMNS))
   for name, rows in sections.items():

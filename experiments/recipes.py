@@ -17,7 +17,8 @@ def drafter_config(config: ConfigDict, target: Target) -> DrafterConfig | Serial
   kind, layers = d.pop("kind"), d.pop("layers", 1)
   d["taps"] = d["taps"] or default_taps(target.config.layers, TAPS[kind])
   model = target.config.plain(layers, d.pop("window", None))
-  shared = {"model": model, "taps": tuple(d.pop("taps")), "target_layers": target.config.layers, "tokenizer_hash": target.tokenizer.fingerprint()}
+  shared = {
+      "model": model, "taps": tuple(d.pop("taps")), "target_layers": target.config.layers, "tokenizer_hash": target.tokenizer.fingerprint()}
   if kind == "block":
     mask = config.mask_token if isinstance(config.mask_token, int) else target.tokenizer.id(config.mask_token)
     return DrafterConfig(**shared, mask_id=mask, anchors=config.anchors, **d)

@@ -2,9 +2,9 @@
 
   python -m experiments.serve_load --config=configs/tiny/serve.py --workdir=runs/tiny_serve
 
-Closed loop: so many requests at once, each replaced as it ends, in an engine of as many slots; tokens/s up to the last replacement. Open loop: requests come by themselves,
-evenly at random (Poisson) or in bursts, whether or not the engine keeps up. Every engine serves the same requests; repeats take turns,
-after one that is not counted, in which costs are learned that no profile shows.
+Closed loop: so many requests at once, each replaced as it ends, in an engine of as many slots; tokens/s up to the last replacement. Open
+loop: requests come by themselves, evenly at random (Poisson) or in bursts, whether or not the engine keeps up. Every engine serves the same
+requests; repeats take turns, after one that is not counted, in which costs are learned that no profile shows.
 """
 
 import os
@@ -24,9 +24,10 @@ from specdec_jax import facts, report
 from specdec_jax.engine import Engine
 
 COLUMNS = (
-    ("load", "metrics.load", ""), ("method", "metrics.method", ""), ("requests at once", "concurrency", ""), ("tokens/s", "metrics.held_tokens_per_s", ".0f"),
-    ("user tokens/s p50", "metrics.user_tps", ".0f"), ("ttft p50 (s)", "metrics.ttft.p50", ".3f"), ("p90", "metrics.ttft.p90", ".3f"),
-    ("p99", "metrics.ttft.p99", ".3f"), ("latency p50 (s)", "metrics.request_latency.p50", ".2f"), ("p90", "metrics.request_latency.p90", ".2f"),
+    ("load", "metrics.load", ""), ("method", "metrics.method", ""), ("requests at once", "concurrency", ""),
+    ("tokens/s", "metrics.held_tokens_per_s", ".0f"), ("user tokens/s p50", "metrics.user_tps", ".0f"),
+    ("ttft p50 (s)", "metrics.ttft.p50", ".3f"), ("p90", "metrics.ttft.p90", ".3f"), ("p99", "metrics.ttft.p99", ".3f"),
+    ("latency p50 (s)", "metrics.request_latency.p50", ".2f"), ("p90", "metrics.request_latency.p90", ".2f"),
     ("p99", "metrics.request_latency.p99", ".2f"), ("accepted length", "metrics.accepted_length", ".2f"),
     ("verify length", "metrics.verify_length", ".2f"), ("batch use", "metrics.batch_use", ".2f"), ("equal", "lossless.identical", ""))
 
@@ -56,10 +57,12 @@ def record(config, engine: Engine, name: str, load: str, concurrency, run: Load,
       "buckets": {str(k): v for k, v in stats["buckets"].items()}, "queue": {str(k): v for k, v in stats["queue"].items()},
       "verify_tokens": {str(k): v for k, v in stats["verify_tokens"].items()}, **engine.plan}
   return common.record(
-      "serve_load", engine.target, engine.drafter and {"name": engine.drafter.name, "hash": engine.drafter.hash}, seed=config.seed, dataset="all",
-      temperature=config.temperature, concurrency=concurrency, schedule=engine.manifest()["schedule"], rule="token", n_requests=len(served),
+      "serve_load", engine.target, engine.drafter and {"name": engine.drafter.name, "hash": engine.drafter.hash}, seed=config.seed,
+      dataset="all", temperature=config.temperature, concurrency=concurrency,
+      schedule=engine.manifest()["schedule"], rule="token", n_requests=len(served),
       n_rounds=found["rounds"], speculation={"on": any(s.speculation["on"] for s in served), "why": engine.why_off},
-      lossless={"contract": None if expected is None else 1, "identical": same, "n": len(served), "holds": None if same is None else same == len(served)},
+      lossless={"contract": None if expected is None else 1, "identical": same, "n": len(served),
+                "holds": None if same is None else same == len(served)},
       compile={"count": executables, "seconds": None}, metrics=found,
       notes="; ".join([f"median of {config.repeats}, load {os.getloadavg()[0]:.1f}", *stats["health"]]))
 
@@ -100,9 +103,12 @@ def main(argv):
           before = engine.compiled
           engine.forget()
           if load == "closed":
-            run = closed(engine, requests[: max(config.requests_each * level, config.least_requests)], level, temperature=config.temperature)
+            run = closed(
+                engine, requests[: max(config.requests_each * level, config.least_requests)], level, temperature=config.temperature)
           else:
-            run = opened(engine, requests, arrivals(load, level, len(requests), config.burst, config.seed + repeat), temperature=config.temperature)
+            run = opened(
+                engine, requests, arrivals(load, level, len(requests), config.burst, config.seed + repeat),
+                temperature=config.temperature)
           if repeat < 0:
             continue
           runs[name].append(record(

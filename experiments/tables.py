@@ -151,7 +151,9 @@ def schedule_against(table) -> dict[str, dict]:
   MTP-1 in speed per user at the same throughput (DSpark Figure 7; n/a outside of what was measured)."""
   mine, serial = table.get("asynchronous", {}), table.get("MTP-1", {})
   others = [found for name, found in table.items() if name == "target alone" or name.startswith("fixed")]
-  best = {c: f"{throughput(r) / max(throughput(o[c]) for o in others if c in o):.2f}" for c, r in mine.items() if any(c in o for o in others)}
+  best = {
+      c: f"{throughput(r) / max(throughput(o[c]) for o in others if c in o):.2f}"
+      for c, r in mine.items() if any(c in o for o in others)}
   curve = sorted((throughput(r), r["metrics"]["user_tps"]) for r in mine.values() if r["metrics"]["user_tps"])
   matched = {}
   for c, r in serial.items():
@@ -229,7 +231,8 @@ for name in ("tiny", "smollm2"):
       f"{name}_thresholds_plot": Table(
           f"{name}_calibrate", plots.threshold_sweeps, "Accepted and rejected drafts a round against the threshold on survival", of_dspark),
       f"{name}_reliability_plot": Table(
-          f"{name}_calibrate", lambda records: plots.reliability(records[-1]), "Outcome against survival by position, raw and calibrated", with_bins),
+          f"{name}_calibrate", lambda records: plots.reliability(records[-1]),
+          "Outcome against survival by position, raw and calibrated", with_bins),
       f"{name}_serve": Table(f"{name}_serve", serve(), where=closed),
       f"{name}_serve_plot": Table(f"{name}_serve", plots.load_curves, "Throughput, speed per user and verify length under load", closed),
       f"{name}_serve_open": Table(f"{name}_serve", rows(OPEN), where=lambda record: not closed(record)),
@@ -254,7 +257,8 @@ def save(figure: Figure, path: pathlib.Path, mark: str) -> None:
   figure.savefig(drawn, format="png", dpi=100)
   info.add_text("Description", mark)
   path.parent.mkdir(exist_ok=True)
-  Image.open(drawn).convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, pnginfo=info, optimize=True)
+  Image.open(drawn).convert("RGB").quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(
+      path, pnginfo=info, optimize=True)
 
 
 def between(name: str, folder: pathlib.Path, draw: bool) -> str:

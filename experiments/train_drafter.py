@@ -79,7 +79,8 @@ def training_data(config, target: Target, workdir: pathlib.Path):
 
   def packed():
     order = np.random.default_rng(seed).permutation(len(said))
-    return pipeline.row_examples(packing.pack(((r["prompt"].tolist(), r["answer"].tolist()) for r in (said[i] for i in order)), config.row_length))
+    return pipeline.row_examples(packing.pack(
+        ((r["prompt"].tolist(), r["answer"].tolist()) for r in (said[i] for i in order)), config.row_length))
 
   stored = pipeline.numbered(stored_once(pipeline.PackedRows, packed))
   return stored, pipeline.all_rows(stored), {"responses": dict(counts), "response_tokens": sum(len(r["answer"]) for r in found)}
@@ -110,7 +111,8 @@ def train(config, workdir: pathlib.Path) -> pathlib.Path | None:
   loss = objective(config, target, model)
   stored, packed, summary = training_data(config, target, workdir)
   trainable, frozen = initial(model, target, packed, config.seed)
-  show({**summary, "drafter": config.name, "trainable_parameters": sum(x.size for x in jax.tree.leaves(trainable)), "rows": len(packed.tokens)})
+  show({**summary, "drafter": config.name, "trainable_parameters": sum(x.size for x in jax.tree.leaves(trainable)),
+        "rows": len(packed.tokens)})
   cache = cached_features(config, target, model.taps, packed)
 
   stream = pipeline.batches(stored, config.batch, config.seed, part)
@@ -140,8 +142,8 @@ def train(config, workdir: pathlib.Path) -> pathlib.Path | None:
       if jax.process_index() == 0:
         report.append(workdir / "results.jsonl", common.record(
             "train_drafter", target, {"name": config.name, "hash": None}, seed=config.seed, dataset=domain, temperature=1.0,
-            concurrency=len(texts), schedule="fixed", n_requests=len(texts), n_rounds=found["rounds"], speculation={"on": True, "why": None},
-            metrics=found, notes=f"step {step}"))
+            concurrency=len(texts), schedule="fixed", n_requests=len(texts), n_rounds=found["rounds"],
+            speculation={"on": True, "why": None}, metrics=found, notes=f"step {step}"))
     return out
 
   trained = trainer.fit(
@@ -158,7 +160,8 @@ def train(config, workdir: pathlib.Path) -> pathlib.Path | None:
   folder = workdir / config.name
   specdec_jax.export(finished(trained), folder, dtype="bfloat16")
   (folder / "training.json").write_text(json.dumps(
-      {**summary, "steps": config.steps, "anchors_a_row": config.anchors, "target_tokens": config.steps * config.micro_batches * config.batch * config.row_length,
+      {**summary, "steps": config.steps, "anchors_a_row": config.anchors,
+       "target_tokens": config.steps * config.micro_batches * config.batch * config.row_length,
        "process_minutes": round(time.process_time() / 60, 1), "target": target.hash}, indent=2) + "\n")
   show(f"written to {folder}")
   return folder

@@ -31,8 +31,9 @@ def model_config(config, tokenizer: Tokenizer) -> ModelConfig:
   m = config.model
   delta = DeltaConfig(**m.delta) if "delta" in m else None
   return ModelConfig(
-      family="qwen3_5_text" if delta else "qwen3", vocab=tokenizer.vocab, width=m.width, layers=m.layers, heads=m.heads, kv_heads=m.kv_heads,
-      head_dim=m.head_dim, mlp=m.mlp, rotary=Rotary(m.rotary_base, int(m.head_dim * m.get("rotary_share", 1.0))), max_positions=config.max_positions,
+      family="qwen3_5_text" if delta else "qwen3", vocab=tokenizer.vocab, width=m.width, layers=m.layers,
+      heads=m.heads, kv_heads=m.kv_heads, head_dim=m.head_dim, mlp=m.mlp,
+      rotary=Rotary(m.rotary_base, int(m.head_dim * m.get("rotary_share", 1.0))), max_positions=config.max_positions,
       windows=(None,) * m.layers, qk_norm=True, eos=(tokenizer.id("<|im_end|>"),), pad=tokenizer.id("<|endoftext|>"), delta=delta,
       recurrent=tuple(i for i in range(m.layers) if (i + 1) % m.attention_every) if delta else ())
 
@@ -73,7 +74,8 @@ def ordinary_unseen_rows(params, tokens: np.ndarray):
 def main(argv):
   del argv
   config, workdir = common.settings()
-  documents = {d: list(itertools.islice(corpus.documents(d, config.seed, config.problems), config.documents or None)) for d in corpus.DOMAINS}
+  documents = {
+      d: list(itertools.islice(corpus.documents(d, config.seed, config.problems), config.documents or None)) for d in corpus.DOMAINS}
   held = {d: [x for x in docs if corpus.is_evaluation(x.source)] for d, docs in documents.items()}
   train = {d: [x for x in docs if not corpus.is_evaluation(x.source)] for d, docs in documents.items()}
   if config.get("tokenizer"):
@@ -134,7 +136,8 @@ def main(argv):
     lines = [json.dumps({"turns": [fitting[i].prompt], "source": fitting[i].source if domain != "maths" else "generated"}) for i in picked]
     (prompts / f"{domain}.jsonl").write_text("\n".join(lines) + "\n")
   (folder / "training.json").write_text(json.dumps(
-      {"corpus": counts, "steps": steps, "tokens": steps * config.batch * config.row_length, "held_out_nats_per_token": report}, indent=2) + "\n")
+      {"corpus": counts, "steps": steps, "tokens": steps * config.batch * config.row_length, "held_out_nats_per_token": report},
+      indent=2) + "\n")
   show(f"written to {pathlib.Path(folder)}")
 
 

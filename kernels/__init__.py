@@ -22,4 +22,6 @@ OPS: dict[str, Op] = {op.name: op for op in (
     Op("ragged_verify", ragged_verify, ragged_ref.ragged_verify, ragged_shapes.VERIFY),
     Op("write_rows", write_rows, ragged_ref.write_rows, ragged_shapes.WRITE),
 )}
-__all__ = ["Case", "OPS", "Op", "block_attention", "default_implementation", "dynamic_conv", "markov_walk", "path_walk", "ragged_verify", "write_rows"]
+__all__ = [
+    "Case", "OPS", "Op", "block_attention", "default_implementation", "dynamic_conv",
+    "markov_walk", "path_walk", "ragged_verify", "write_rows"]

@@ -51,7 +51,9 @@ def replay(
   confidence, accepted = np.asarray(confidence, np.float32), np.asarray(accepted)
   group = np.zeros(len(accepted), int) if group is None else np.asarray(group)
   if confidence.ndim != 2 or accepted.shape != confidence.shape[:1] or group.shape != accepted.shape or not len(accepted):
-    raise ValueError(f"expected confidences [n,L], accepted [n] and groups [n] of a block or more, not {confidence.shape}, {accepted.shape}, {group.shape}")
+    raise ValueError(
+        "expected confidences [n,L], accepted [n] and groups [n] of a block or more, "
+        f"not {confidence.shape}, {accepted.shape}, {group.shape}")
   rng = np.random.default_rng(seed)
   members = [np.flatnonzero(group == g) for g in np.unique(group)]
   whose = rng.integers(0, len(members), (steps, concurrency))
@@ -62,7 +64,8 @@ def replay(
   chosen = np.asarray(jax.jit(jax.vmap(lengths, (0, 0, None)))(confidence[now], confidence[older], sps))
   emitted = 1 + np.minimum(accepted[now], chosen)
   seconds = float((1 / sps[concurrency + chosen.sum(1) - 1].astype(np.float64)).sum())
-  return Outlook(float(emitted.sum()) / seconds, float(emitted.sum()) / concurrency / seconds, float(emitted.mean()), float(1 + chosen.mean()))
+  return Outlook(
+      float(emitted.sum()) / seconds, float(emitted.sum()) / concurrency / seconds, float(emitted.mean()), float(1 + chosen.mean()))
 
 
 def with_drafting(sps: Float["n"], concurrency: int, seconds: float) -> Float["n"]:

@@ -141,7 +141,8 @@ def load(path: str | pathlib.Path, expected: Mapping[str, Any] | None = None) ->
   found = json.loads(path.read_text())
   if found.pop("format", None) != FORMAT:
     raise ValueError(f"{path} is no cost table of format {FORMAT}")
-  table = CostTable(*(tuple(found[k]) for k in ("tokens", "seconds", "spread")), found["made_from"], tuple(map(tuple, found.get("draft", ()))))
+  table = CostTable(
+      *(tuple(found[k]) for k in ("tokens", "seconds", "spread")), found["made_from"], tuple(map(tuple, found.get("draft", ()))))
   for key, value in (expected or {}).items():
     if table.made_from.get(key) != value:
       raise ValueError(f"{path} was measured with {key} {table.made_from.get(key)!r}, not {value!r}")

@@ -176,7 +176,8 @@ def first_token(
   first = jnp.where(state.finish == RUNNING, first, -1)
   count, finish = cut(first[:, None], (first >= 0).astype(jnp.int32), state.emitted, limits)
   none, finish = jnp.zeros_like(count), jnp.where(first < 0, TARGET_FAULT, finish)
-  output = RoundOutput(state.emitted, first[:, None], count, none, none, none > 0, finish, _logprobs(method, logits, first[:, None], sampling.vocab))
+  output = RoundOutput(
+      state.emitted, first[:, None], count, none, none, none > 0, finish, _logprobs(method, logits, first[:, None], sampling.vocab))
   state = _emit(state, output, sampling).replace(anchor=jnp.maximum(first, 0))
   return sharding.constrain_state(state), sharding.constrain_whole(output)
 
@@ -282,8 +283,8 @@ def _put_off(pending: Pending, taps: Float["B 1 M D"], tokens: Int["B"], fed_row
   """With the one row of a round without drafts, where it stands."""
   slot, at = jnp.arange(len(tokens)), jnp.where(fed_rows > 0, pending.count, pending.tokens.shape[1])
   return Pending(
-      pending.taps.at[slot, at].set(taps[:, 0].astype(pending.taps.dtype), mode="drop"), pending.tokens.at[slot, at].set(tokens, mode="drop"),
-      pending.count + fed_rows)
+      pending.taps.at[slot, at].set(taps[:, 0].astype(pending.taps.dtype), mode="drop"),
+      pending.tokens.at[slot, at].set(tokens, mode="drop"), pending.count + fed_rows)
 
 
 def catch_up(method: Method, drafter_params, state: DecodeState) -> DecodeState:
@@ -310,7 +311,8 @@ def append(transcript: Transcript, output: RoundOutput, proposal: Proposal | Non
     if proposal.confidence is None:
       raise ValueError("the drafter gives no confidences to record")
     transcript = transcript.replace(
-        drafts=put(transcript.drafts, proposal.drafts[:, None], at), confidences=put(transcript.confidences, proposal.confidence[:, None], at))
+        drafts=put(transcript.drafts, proposal.drafts[:, None], at),
+        confidences=put(transcript.confidences, proposal.confidence[:, None], at))
   return transcript.replace(rounds=put(transcript.rounds, counts[:, None], at), round_count=at + output.ran)
 
 
@@ -408,20 +410,20 @@ def generate(
     target: Target, drafter: Drafter | None, prompts: Sequence[str | Sequence[int]], max_new_tokens: int | Sequence[int] = 64,
     temperature: float | Sequence[float] = 0.0, top_k: int | Sequence[int] = 0, top_p: float | Sequence[float] = 1.0,
     seed: int | None | Sequence[int | None] = 0, rule: str = "token", schedule: str | Schedule = "fixed",
-    draft_length: int | Sequence[int] | None = None, stop: Sequence[int | str] | None = None, logprobs: bool = False, ignore_eos: bool = False,
-    record: bool = False, **sampling_options,
+    draft_length: int | Sequence[int] | None = None, stop: Sequence[int | str] | None = None, logprobs: bool = False,
+    ignore_eos: bool = False, record: bool = False, **sampling_options,
 ) -> list[Completion]:
   """Decodes a batch of prompts (texts or token ids) to the end; lossless with any drafter, or with None.
 
-  temperature 0 gives the target's own greedy text; otherwise its own distribution, with draws that depend on the request's
-  seed and output position only (under the block rule or a schedule: on where its rounds began, too). Settings are one for all,
-  or one a prompt; sampling_options: min_p, repetition_penalty, frequency_penalty, presence_penalty, logit_bias, banned, allowed
-  (`specdec_jax.sampling.make_sampling`). stop: token ids, or
-  texts, however they are spelled in tokens, besides the target's end-of-sequence ids (left out under ignore_eos).
-  draft_length: drafts a round, at most the drafter's γ; one for all is compiled for, a list with one a prompt (0: none) is not. logprobs: the target's own, before any setting.
-  schedule: "fixed", or a function of the confidences [B,L] (calibrated, where the drafter has a calibration) to lengths [B]; keep
-  one function object, another one compiles anew. A schedule weighs requests against each other, so those that are sampled need seeds
-  of their own. record: keep drafts and confidence logits of every round.
+  temperature 0 gives the target's own greedy text; otherwise its own distribution, with draws that depend on the request's seed and output
+  position only (under the block rule or a schedule: on where its rounds began, too). Settings are one for all, or one a prompt;
+  sampling_options: min_p, repetition_penalty, frequency_penalty, presence_penalty, logit_bias, banned, allowed
+  (`specdec_jax.sampling.make_sampling`). stop: token ids, or texts, however they are spelled in tokens, besides the target's
+  end-of-sequence ids (left out under ignore_eos). draft_length: drafts a round, at most the drafter's γ; one for all is compiled for, a
+  list with one a prompt (0: none) is not. logprobs: the target's own, before any setting. schedule: "fixed", or a function of the
+  confidences [B,L] (calibrated, where the drafter has a calibration) to lengths [B]; keep one function object, another one compiles anew. A
+  schedule weighs requests against each other, so those that are sampled need seeds of their own. record: keep drafts and confidence logits
+  of every round.
 
   A prompt that cannot be served (empty, too long, no new tokens asked for, ids outside the vocabulary) gets a Completion with finish_reason
   "error" and leaves its batch mates alone. Raises ValueError for settings that are wrong for all, and NoPromptServed, a
@@ -439,7 +441,8 @@ def generate(
   caps = np.broadcast_to(np.asarray(max_new_tokens), (batch,))
   drafts = None if draft_length is None or np.ndim(draft_length) == 0 else np.asarray(draft_length)
   method = make_method(target, drafter, draft_length if drafts is None else None, schedule, rule, logprobs, record)
-  if drafts is not None and (drafts.shape != (batch,) or drafts.dtype.kind not in "iu" or drafts.min() < 0 or drafts.max() > method.draft_length):
+  if drafts is not None and (
+      drafts.shape != (batch,) or drafts.dtype.kind not in "iu" or drafts.min() < 0 or drafts.max() > method.draft_length):
     raise ValueError(f"draft_length must be {batch} integers from 0 to {method.draft_length}, or one from 1, not {draft_length}")
   ids, errors = zip(*(prompt_ids(target, i, p, int(c)) for i, (p, c) in enumerate(zip(prompts, caps))))
   if all(errors):
@@ -452,7 +455,8 @@ def generate(
   for row, x in zip(tokens, ids):
     row[: len(x)] = x
   sampling = make_sampling(batch, target.vocab, temperature, top_k, top_p, seed, prompts=ids, **sampling_options)
-  if method.schedule is not None and sampling.temperature is not None and len(np.unique(jax.random.key_data(sampling.keys), axis=0)) < batch:
+  if method.schedule is not None and sampling.temperature is not None and (
+      len(np.unique(jax.random.key_data(sampling.keys), axis=0)) < batch):
     raise ValueError("a schedule with sampling needs another seed for each request (seed=[…] or None): equal ones share their noise, "
                      "and one request's drafts would tell of the other's before those are admitted")
   stop_tokens, stop_texts = stops_of(target, stop, ignore_eos)
@@ -464,10 +468,13 @@ def generate(
     tokens, lengths, sampling, limits = jax.tree.map(lambda x: x[rows], (tokens, lengths, sampling, limits))
     limits = limits.replace(caps=jnp.where(np.arange(size) < batch, limits.caps, 1))
   with sharding.use(target.mesh):
-    return _generate(method, target, drafter.params if drafter else None, tokens, lengths, sampling, limits, int(caps.max()), stop_texts, errors)
+    return _generate(
+        method, target, drafter.params if drafter else None, tokens, lengths, sampling, limits, int(caps.max()), stop_texts, errors)
 
 
-def _generate(method: Method, target: Target, weights, tokens, lengths, sampling: Sampling, limits: Limits, cap: int, stop_texts, errors) -> list[Completion]:
+def _generate(
+    method: Method, target: Target, weights, tokens, lengths, sampling: Sampling, limits: Limits, cap: int, stop_texts, errors,
+) -> list[Completion]:
   """`generate` behind its checks; every process of a mesh calls it with the same."""
   size = len(tokens)
   empty = init_state if target.mesh is None else _empty
@@ -529,7 +536,8 @@ def make_method(
   target.decoder.check_rewinds(target.name)
   if drafter is None:
     return Method(target.decoder, rule=rule, logprobs=logprobs)
-  if drafter.config is not None and (drafter.config.model.vocab, drafter.config.target_layers) != (target.config.vocab, target.config.layers):
+  if drafter.config is not None and (
+      (drafter.config.model.vocab, drafter.config.target_layers) != (target.config.vocab, target.config.layers)):
     raise ValueError(f"{drafter.name} was made for another target than {target.name}: vocabulary and layers {drafter.config.model.vocab}, "
                      f"{drafter.config.target_layers}, not {target.config.vocab}, {target.config.layers}")
   gamma = drafter.model.draft_length
@@ -587,7 +595,8 @@ def prompt_ids(target: Target, index: int, prompt: str | Sequence[int], cap: int
   if wrong:
     return ids, f"prompt {index} holds ids outside the vocabulary of {target.config.vocab}: {wrong[:5]}"
   if len(ids) + cap > target.config.max_positions:
-    return ids, f"prompt {index} of {len(ids)} tokens and {cap} new ones do not fit the {target.config.max_positions} positions of {target.name}"
+    return ids, (
+        f"prompt {index} of {len(ids)} tokens and {cap} new ones do not fit the {target.config.max_positions} positions of {target.name}")
   return ids, None
 
 
@@ -647,8 +656,8 @@ def _completions(target: Target, state: DecodeState, transcript: Transcript, err
     if target.tokenizer and text is None:
       text = target.tokenizer.decode(tokens)
     out.append(Completion(
-        tokens, text, FINISH_REASONS[finish], rounds, host.logprobs[i, :n].tolist() if host.logprobs is not None else None, fault_text(finish, n),
-        kept(host.drafts), kept(host.confidences)))
+        tokens, text, FINISH_REASONS[finish], rounds, host.logprobs[i, :n].tolist() if host.logprobs is not None else None,
+        fault_text(finish, n), kept(host.drafts), kept(host.confidences)))
   return out
 
 

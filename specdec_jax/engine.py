@@ -47,7 +47,8 @@ class QueueFull(RuntimeError):
 @dataclasses.dataclass(frozen=True)
 class Served(Completion):
   """A completion, and when: seconds from submission to the first token and to the end, and of every delivery (at, tokens).
-  speculation: whether it could be drafted for, and why it was not, or not to the end. finish_reason may be "cancelled" or "deadline", too."""
+  speculation: whether it could be drafted for, and why it was not, or not to the end. finish_reason may be
+  "cancelled" or "deadline", too."""
 
   ttft: float | None = None
   latency: float = 0.0
@@ -144,22 +145,22 @@ _SAMPLING_OPTIONS = set(inspect.signature(host_sampling).parameters) - {"batch",
 class Engine:
   """A target, perhaps with a drafter, that serves requests as they come. One thread drives it, through `step` or what calls it.
 
-  slots: requests decoded at once, in arrays of one of the sizes `slot_buckets`, split over the batch axes of the target's mesh, if it has one; max_length: tokens of prompt and answer (None: 2048, or
-  as many as the target has positions).
-  schedule: "fixed" (draft_length drafts), "asynchronous" (by cost tables `sps`: one for each slot bucket, or one for all; `profile`
-  measures them), or a function of the confidences, for whose lengths the host has to wait. buckets: rows of a verify call, by
-  slot bucket; draft_slots: how many slots the drafter's pass may be cut to where not all are drafted for (None: a half and a quarter;
-  none on a mesh of several, or for a schedule that is a function);
-  reaches: cache rows that a round reads (128, 256, …); needs: what code is compiled for (NEEDS), requests that need more are refused. queue: requests that may wait. chunk:
-  prompt tokens read between two rounds. memory: bytes that caches may take; fewer slots where more do not fit. adaptive: correct
-  the cost tables by the rounds that are served, and pause drafting for a request that it does not pay for. overlap: launch a round before the one before is read. drafter may be a name;
-  fallback: go on without a drafter that cannot be loaded, raises while it drafts or gives no numbers, and say so in every result.
-  inject: called with the name of every program before it is launched; may raise (for tests of faults).
+  slots: requests decoded at once, in arrays of one of the sizes `slot_buckets`, split over the batch axes of the target's mesh, if it has
+  one; max_length: tokens of prompt and answer (None: 2048, or as many as the target has positions). schedule: "fixed" (draft_length
+  drafts), "asynchronous" (by cost tables `sps`: one for each slot bucket, or one for all; `profile` measures them), or a function of the
+  confidences, for whose lengths the host has to wait. buckets: rows of a verify call, by slot bucket; draft_slots: how many slots the
+  drafter's pass may be cut to where not all are drafted for (None: a half and a quarter; none on a mesh of several, or for a schedule that
+  is a function); reaches: cache rows that a round reads (128, 256, …); needs: what code is compiled for (NEEDS), requests that need more
+  are refused. queue: requests that may wait. chunk: prompt tokens read between two rounds. memory: bytes that caches may take; fewer slots
+  where more do not fit. adaptive: correct the cost tables by the rounds that are served, and pause drafting for a request that it does not
+  pay for. overlap: launch a round before the one before is read. drafter may be a name; fallback: go on without a drafter that cannot be
+  loaded, raises while it drafts or gives no numbers, and say so in every result. inject: called with the name of every program before it is
+  launched; may raise (for tests of faults).
 
-  Under a schedule, or where drafting is paused or switched, a sampled text depends on what was served beside it, though its
-  distribution does not, and a seed gives other noise to every request; under "fixed" lengths and rule "token" it depends on the
-  request and its seed alone (`Sampling.round_keys`). Raises ValueError for settings that do not fit; `submit` raises CostTableMissing for an
-  asynchronous schedule without tables.
+  Under a schedule, or where drafting is paused or switched, a sampled text depends on what was served beside it, though its distribution
+  does not, and a seed gives other noise to every request; under "fixed" lengths and rule "token" it depends on the request and its seed
+  alone (`Sampling.round_keys`). Raises ValueError for settings that do not fit; `submit` raises CostTableMissing for an asynchronous
+  schedule without tables.
   """
 
   def __init__(
@@ -218,7 +219,8 @@ class Engine:
     whole = ways > 1 or callable(schedule)  # Such a schedule weighs the drafts of all slots beside the tokens of all.
     cuts = {s: [] if whole else [s // 4, s // 2] if draft_slots is None else draft_slots for s in self.slot_buckets}
     self.draft_slots = {s: tuple(sorted({n for n in cuts[s] if 0 < n < s} | {s})) for s in self.slot_buckets}
-    self.reaches = tuple(sorted({n for n in ([128 * 2**i for i in range(20)] if reaches is None else reaches) if n < self.length} | {self.length}))
+    self.reaches = tuple(sorted(
+        {n for n in ([128 * 2**i for i in range(20)] if reaches is None else reaches) if n < self.length} | {self.length}))
     self.costs: dict[int, CostTable] = {}
     self._speculation = Speculation(self.method.draft_length, self.buckets, adaptive)
     self._choosing = self.asynchronous and adaptive  # Which requests get a drafter's context.
@@ -255,7 +257,9 @@ class Engine:
     ways = sharding.ways(self.target.mesh)
     wrong = [s for s in sizes if s % ways or not s]
     if wrong:
-      raise ValueError(f"slots, and each of slot_buckets, must be multiples of the {ways} devices of mesh axes {' × '.join(sharding.BATCH)}, not {wrong[0]}")
+      raise ValueError(
+          f"slots, and each of slot_buckets, must be multiples of the {ways} devices "
+          f"of mesh axes {' × '.join(sharding.BATCH)}, not {wrong[0]}")
     if self.target.mesh is not None and not all(d.process_index == jax.process_index() for d in self.target.mesh.devices.flat):
       raise ValueError("an engine drives the devices of its own process: give it a mesh of jax.local_devices(), one engine a process")
 
@@ -277,7 +281,8 @@ class Engine:
     return grid[bisect.bisect_left(grid, n)]
 
   def _reach(self, drafting: bool) -> int:
-    """Cache rows that a round reads: those of the longest request, what rounds in flight may add, and its own; the last token has none yet."""
+    """Cache rows that a round reads: those of the longest request, what rounds in flight may add, and its own; the last token has none yet.
+    """
     longest = max(len(r.prompt) + len(r.tokens) for r in self._live())
     drafts = drafting + sum(f.bucket is not None and f.bucket != len(f.requests) for f in self._flights)  # Rounds with some.
     return self._bucket_of(self.reaches, min(longest + len(self._flights) + drafts * self.method.draft_length, self.length))
@@ -421,7 +426,8 @@ class Engine:
     return [r for r in self._held if r is not None]
 
   def _fill(self) -> None:
-    """Reads the next `chunk` tokens of waiting prompts, of several where they are short; all of one while nobody is kept waiting by that."""
+    """Reads the next `chunk` tokens of waiting prompts, of several where they are short; all of one while nobody is kept waiting by that.
+    """
     spent = 0
     while True:
       if self._filling is not None and self._filling.request.served:
@@ -456,7 +462,8 @@ class Engine:
     if len(live) == len(self._held):
       self._resize(min(s for s in self.slot_buckets if s > len(live)))
     row, output = self._launch(
-        "first", self._keeper(request.kept)[0], request.need, self.target.vocab, self.target.params, row, last, stack([request.settings], request.need, self.target.vocab))
+        "first", self._keeper(request.kept)[0], request.need, self.target.vocab, self.target.params, row, last,
+        stack([request.settings], request.need, self.target.vocab))
     slot = self._held.index(None)
     if not any(r.kept for r in live):  # Whatever the others lack, nobody drafts for them.
       self._behind = 0
@@ -533,7 +540,8 @@ class Engine:
   def _fly(self, requests, bucket, output, confidence, places=None) -> None:
     for leaf in jax.tree.leaves((output, confidence)):
       leaf.copy_to_host_async()
-    self._flights.append(_Flight(tuple(r and (r, r.epoch) for r in requests), bucket, output, confidence, self._follows and bucket is not None, places))
+    self._flights.append(_Flight(
+        tuple(r and (r, r.epoch) for r in requests), bucket, output, confidence, self._follows and bucket is not None, places))
     self._follows = bucket is not None
 
   def _collect(self) -> None:
@@ -613,10 +621,13 @@ class Engine:
 
   # Slots.
 
-  def _empty(self, size: int, emitted=None, counts=None, finish: int = STOP, launch: Callable | None = None, kept: bool = True) -> DecodeState:
+  def _empty(
+      self, size: int, emitted=None, counts=None, finish: int = STOP, launch: Callable | None = None, kept: bool = True,
+  ) -> DecodeState:
     emitted = np.zeros(size, np.int32) if emitted is None else emitted
     counts = np.zeros((size, self.target.vocab), np.int32) if counts is None else counts
-    return (launch or self._run)("empty", self._keeper(kept)[0], self.length, self.target.dtype, emitted, counts, np.full(size, finish, np.int32))
+    return (launch or self._run)(
+        "empty", self._keeper(kept)[0], self.length, self.target.dtype, emitted, counts, np.full(size, finish, np.int32))
 
   def _resize(self, size: int) -> None:
     """Moves the running requests to the first of `size` slots."""
@@ -750,7 +761,8 @@ class Engine:
       for kept in keeping:
         (method, weights), row = self._keeper(kept), self._empty(1, finish=RUNNING, kept=kept)
         for n, reach in itertools.product(chunks, self.reaches):
-          row, last = self._run("read", method, self.target.params, weights, row, np.zeros((1, n), np.int32), np.array([1], np.int32), reach)
+          row, last = self._run(
+              "read", method, self.target.params, weights, row, np.zeros((1, n), np.int32), np.array([1], np.int32), reach)
         for need in self.needs:
           table = stack([None], need, self.target.vocab)
           row, _ = self._run("first", method, need, self.target.vocab, self.target.params, row, last, table)
@@ -779,7 +791,9 @@ class Engine:
   def _nobody(self, size: int, need: str) -> Settings:
     return jax.device_put(stack([None] * size, need, self.target.vocab))
 
-  def _dry_round(self, size: int, need: str, bucket: int, reach: int, settings: Settings, launch: Callable, drafted: int, kept: bool = True) -> RoundOutput:
+  def _dry_round(
+      self, size: int, need: str, bucket: int, reach: int, settings: Settings, launch: Callable, drafted: int, kept: bool = True,
+  ) -> RoundOutput:
     """A round for nobody, in which `drafted` slots are drafted for; kept: as in `_judge`."""
     alive = np.ones(size, bool)
     made = self._none[size]
@@ -790,17 +804,21 @@ class Engine:
     return self._judge(launch, need, reach, settings, alive, made, bucket, kept)
 
   def profile(self, context: int, repeats: int = 10, need: str | None = None) -> dict[int, CostTable]:
-    """A cost table for each slot bucket: rounds one behind another with every slot taken, `context` tokens each, drafting included where there are
-    rows for drafts; need: what sampling code, the first of `needs` where None. Raises RuntimeError while requests are served, ValueError
-    for a context that does not fit."""
+    """A cost table for each slot bucket: rounds one behind another with every slot taken, `context` tokens each, drafting included where
+    there are rows for drafts; need: what sampling code, the first of `needs` where None. Raises RuntimeError while requests are served,
+    ValueError for a context that does not fit."""
     need, tables = need or self.needs[0], {}
     for size in self.slot_buckets:
-      steps = {n: functools.partial(lambda step: sum(step().values()), self._timed_round(size, n, context, need, whole=True)) for n in self.buckets[size]}
+      steps = {
+          n: functools.partial(lambda step: sum(step().values()), self._timed_round(size, n, context, need, whole=True))
+          for n in self.buckets[size]}
       made_from = {**self.manifest(), "slots": size, "context": context, "need": need, "date": datetime.date.today().isoformat()}
       tables[size] = cost.measure(steps, repeats, made_from)
       if self.method.drafter is not None:
         most = self.buckets[size][-1]
-        passes = {n: functools.partial(lambda step: step()["draft"], self._timed_round(size, most, context, need, drafted=n)) for n in self.draft_slots[size]}
+        passes = {
+            n: functools.partial(lambda step: step()["draft"], self._timed_round(size, most, context, need, drafted=n))
+            for n in self.draft_slots[size]}
         found = cost.measure(passes, repeats, {})
         tables[size] = dataclasses.replace(tables[size], draft=tuple(zip(found.tokens, found.seconds)))
     self._state = self._empty(self.slot_buckets[0])
@@ -835,7 +853,8 @@ class Engine:
       if self._state is None or len(self._state.anchor) != size:
         self._state = self._empty(size)
       self._state = jax.block_until_ready(self._state.replace(
-          cache=self._state.cache.replace(lengths=jnp.full_like(self._state.cache.lengths, context)), finish=jnp.full_like(self._state.finish, RUNNING)))
+          cache=self._state.cache.replace(lengths=jnp.full_like(self._state.cache.lengths, context)),
+          finish=jnp.full_like(self._state.finish, RUNNING)))
       times, began = {}, time.perf_counter()
 
       def timed(program, *args):
@@ -859,15 +878,17 @@ class Engine:
     """What results of this engine depend on: weights, versions, device, schedule, calibration, cost tables."""
     calibration = self.drafter.calibration if self.drafter else None
     return {
-        "target": self.target.hash, "drafter": self.drafter.hash if self.drafter else None, "versions": report.versions(), "device": report.device(),
+        "target": self.target.hash, "drafter": self.drafter.hash if self.drafter else None,
+        "versions": report.versions(), "device": report.device(),
         "schedule": self.schedule if isinstance(self.schedule, str) else getattr(self.schedule, "__name__", repr(self.schedule)),
         "rule": self.method.rule, "draft_length": self.method.draft_length, "slots": self.slots, "max_length": self.max_length,
         "calibration": dataclasses.asdict(calibration) if calibration else None,
         "costs": {str(s): [list(t.tokens), list(t.seconds), list(t.draft)] for s, t in self.costs.items()} or None}
 
   def stats(self) -> dict[str, Any]:
-    """Of the requests that ended since `warm_up` or `forget` (4096 at most): acceptance figures (METRICS.md); distributions of verify tokens, buckets,
-    slots and queue length over rounds and steps; seconds of a round by slots and bucket as last seen; health: what looks wrong, in words."""
+    """Of the requests that ended since `warm_up` or `forget` (4096 at most): acceptance figures (METRICS.md); distributions of verify
+    tokens, buckets, slots and queue length over rounds and steps; seconds of a round by slots and bucket as last seen; health: what looks
+    wrong, in words."""
     drafted = [s for s in self._done if s.speculation["on"]]
     found = metrics.acceptance([s.rounds for s in drafted])
     rows = lambda name: dict(sorted(self._counts[name].items()))

@@ -25,18 +25,21 @@ def _qwen3(width: int, layers: int, heads: int, mlp: int, tied: bool) -> ModelCo
 
 # config.json of the published 27 B pair (RELEASED_FORMATS §2).
 QWEN3_8_27B = {
-    "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "tie_word_embeddings": False, "vision_config": {"depth": 27},
+    "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "tie_word_embeddings": False,
+    "vision_config": {"depth": 27},
     "text_config": {
         "model_type": "qwen3_5_text", "vocab_size": 248320, "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24,
         "num_key_value_heads": 4, "head_dim": 256, "intermediate_size": 17408, "hidden_act": "silu", "rms_norm_eps": 1e-6,
         "max_position_embeddings": 262144, "attn_output_gate": True, "full_attention_interval": 4, "linear_num_key_heads": 16,
-        "linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "eos_token_id": 248044,
-        "rope_parameters": {
-            "rope_theta": 1e7, "rope_type": "default", "partial_rotary_factor": 0.25, "mrope_interleaved": True, "mrope_section": [11, 11, 10]}}}
+        "linear_num_value_heads": 48, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+        "eos_token_id": 248044, "rope_parameters": {
+            "rope_theta": 1e7, "rope_type": "default", "partial_rotary_factor": 0.25, "mrope_interleaved": True,
+            "mrope_section": [11, 11, 10]}}}
 QWEN3_8_27B_DFLASH2 = {
     "architectures": ["Qwen3DFlash2DraftModel"], "model_type": "qwen3", "vocab_size": 248320, "hidden_size": 5120, "num_hidden_layers": 5,
-    "num_target_layers": 64, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 17408, "hidden_act": "silu",
-    "rms_norm_eps": 1e-6, "max_position_embeddings": 262144, "layer_types": ["sliding_attention"] * 5, "sliding_window": 2048,
+    "num_target_layers": 64, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 17408,
+    "hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 262144,
+    "layer_types": ["sliding_attention"] * 5, "sliding_window": 2048,
     "use_sliding_window": True, "max_window_layers": 5, "is_causal": False, "rope_parameters": {"rope_theta": 1e7, "rope_type": "default"},
     "dflash_config": {
         "block_size": 8, "conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16, "mask_token_id": 248070,
@@ -48,8 +51,8 @@ TARGETS = {
     "qwen3-8b": _qwen3(4096, 36, 32, 12_288, False),
     "qwen3-14b": _qwen3(5120, 40, 40, 17_408, False),
     "smollm2-135m": ModelConfig(
-        family="llama", vocab=49_152, width=576, layers=30, heads=9, kv_heads=3, head_dim=64, mlp=1536, rotary=Rotary(1e5, 64), max_positions=8192,
-        windows=(None,) * 30, norm_eps=1e-5, tied=True, init_scale=576**-0.5, bos=1, eos=(2,), pad=2)}
+        family="llama", vocab=49_152, width=576, layers=30, heads=9, kv_heads=3, head_dim=64, mlp=1536, rotary=Rotary(1e5, 64),
+        max_positions=8192, windows=(None,) * 30, norm_eps=1e-5, tied=True, init_scale=576**-0.5, bos=1, eos=(2,), pad=2)}
 
 QWEN3_MASK = 151_669
 _TAPS = {"qwen3-4b": (1, 9, 17, 25, 33), "qwen3-8b": (1, 9, 17, 25, 33), "qwen3-14b": (1, 10, 19, 28, 37)}
@@ -61,7 +64,8 @@ _PARTS = {
 # Of the DeepSpec runs; DFlash 2's (NeMo) differ in betas (0.9, 0.95), a cosine to a tenth and sequences of 3072.
 TRAINING = dict(learning_rate=6e-4, warmup_share=0.04, batch=512, epochs=10, row_length=4096, clip=1.0)
 LOSSES = {
-    "dspark": dict(ce=0.1, tv=0.9, confidence=1.0, selector=0.0, decay=4.0), "dflash": dict(ce=1.0, tv=0.0, confidence=0.0, selector=0.0, decay=4.0),
+    "dspark": dict(ce=0.1, tv=0.9, confidence=1.0, selector=0.0, decay=4.0),
+    "dflash": dict(ce=1.0, tv=0.0, confidence=0.0, selector=0.0, decay=4.0),
     "dflash2": dict(ce=1.0, tv=0.0, confidence=0.0, selector=1.0, decay=7.0)}
 
 

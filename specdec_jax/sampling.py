@@ -151,8 +151,8 @@ def host_sampling(
       temperature=given(t, sampled), top_k=given(k, k[sampled] > 0), top_p=given(p, p[sampled] < 1),
       min_p=given(least, least[sampled] > 0), bias=_bias_table(batch, vocab, logit_bias, banned, allowed),
       repetition=given(repetition, repeats), frequency=given(frequency, frequency != 0), presence=given(presence, presence != 0),
-      prompt=_mark(prompts, vocab) if repeats.any() else None, counts=np.zeros((batch, vocab), np.int32) if penalised.any() else None, keys=seeds,
-      vocab=vocab)
+      prompt=_mark(prompts, vocab) if repeats.any() else None,
+      counts=np.zeros((batch, vocab), np.int32) if penalised.any() else None, keys=seeds, vocab=vocab)
 
 
 def _mark(ids: Sequence[Sequence[int]], vocab: int) -> np.ndarray:
@@ -190,14 +190,16 @@ def _bias_table(batch: int, vocab: int, logit_bias, banned, allowed) -> np.ndarr
 
   numbers = lambda x: all(isinstance(i, (int, float, np.number)) for i in x)
   biases, bans, allows = (a_request(*x) for x in (
-      ("logit_bias", logit_bias, "{id: bias}", lambda x: False), ("banned", banned, "a list of ids", numbers), ("allowed", allowed, "a list of ids", numbers)))
+      ("logit_bias", logit_bias, "{id: bias}", lambda x: False), ("banned", banned, "a list of ids", numbers),
+      ("allowed", allowed, "a list of ids", numbers)))
   if all(x is None or (not len(x) and which is not allows) for which in (biases, bans, allows) for x in which):
     return None
   out = np.zeros((batch, vocab), np.float32)
   for i in range(batch):
     for token, bias in zip(usable("logit_bias", i, biases[i] or {}), (biases[i] or {}).values()):
       if not isinstance(bias, (int, float, np.number)) or not (bias == -np.inf or abs(bias) <= MOST_BIAS):
-        raise ValueError(f"logit_bias of request {i} is {bias} for id {token}: it must be from -{MOST_BIAS:g} to {MOST_BIAS:g}, or -inf for never")
+        raise ValueError(
+            f"logit_bias of request {i} is {bias} for id {token}: it must be from -{MOST_BIAS:g} to {MOST_BIAS:g}, or -inf for never")
       out[i, token] = bias
     out[i, usable("banned", i, bans[i] if bans[i] is not None else ())] = -np.inf
     if allows[i] is not None:

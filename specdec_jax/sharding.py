@@ -46,7 +46,8 @@ STATE: Rules = (
     (r"(^|/)(q|logits)$", P(BATCH, None, "tensor")),
     (r"", P(BATCH)))
 
-WHOLE = re.compile(r"attention/(q|k|kv|qkv|z|gates)/|(keys|values)(/\d+)?$|(memory|corrections|decays)$")  # Heads that the tensor axis does not divide stay whole on every device.
+# Heads that the tensor axis does not divide stay whole on every device.
+WHOLE = re.compile(r"attention/(q|k|kv|qkv|z|gates)/|(keys|values)(/\d+)?$|(memory|corrections|decays)$")
 STACKED = re.compile(r"(^|/)layers/(?!\d)")
 TABLES = re.compile(r"(^|/)(head|confidence)/kernel$")  # Kernels that are stored output-major always.
 
@@ -174,7 +175,8 @@ def local_rows(mesh: Mesh | None, rows: int) -> slice:
   if mesh is None:
     return slice(0, rows)
   if rows % ways(mesh):
-    raise ValueError(f"a batch of {rows} rows cannot be split over the {ways(mesh)} devices of mesh axes {' × '.join(BATCH)}; take a multiple")
+    raise ValueError(
+        f"a batch of {rows} rows cannot be split over the {ways(mesh)} devices of mesh axes {' × '.join(BATCH)}; take a multiple")
   parts = [i[0].indices(rows) for i in NamedSharding(mesh, P(BATCH)).addressable_devices_indices_map((rows,)).values()]
   first, last = min(p[0] for p in parts), max(p[1] for p in parts)
   if len({p[0] for p in parts}) * (rows // ways(mesh)) != last - first:
@@ -184,7 +186,8 @@ def local_rows(mesh: Mesh | None, rows: int) -> slice:
 
 def all_rows(mesh: Mesh, mine: int) -> int:
   """The rows of a batch of which this process holds `mine`."""
-  return mine * (ways(mesh) // len({i[0].start for i in NamedSharding(mesh, P(BATCH)).addressable_devices_indices_map((ways(mesh),)).values()}))
+  return mine * (ways(mesh) // len({
+      i[0].start for i in NamedSharding(mesh, P(BATCH)).addressable_devices_indices_map((ways(mesh),)).values()}))
 
 
 def place_rows(mesh: Mesh | None, tree: Any, rows: int, axis: int = 0) -> Any:

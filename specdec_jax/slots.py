@@ -49,9 +49,10 @@ class Settings:
     first = jax.vmap(jax.random.key)(self.seeds[:, 0])
     keys = jnp.where(self.seeds[:, 1] == 0, first, jax.vmap(jax.random.fold_in)(first, self.seeds[:, 1]))
     return Sampling(
-        temperature=having("plain", self.temperature), top_k=having("filtered", self.top_k), top_p=having("filtered", self.top_p), keys=keys,
-        vocab=vocab, min_p=having("filtered", self.min_p), bias=having("full", self.bias), repetition=having("full", self.repetition),
-        frequency=having("full", self.frequency), presence=having("full", self.presence), prompt=having("full", self.prompt))
+        temperature=having("plain", self.temperature), top_k=having("filtered", self.top_k), top_p=having("filtered", self.top_p),
+        keys=keys, vocab=vocab, min_p=having("filtered", self.min_p), bias=having("full", self.bias),
+        repetition=having("full", self.repetition), frequency=having("full", self.frequency), presence=having("full", self.presence),
+        prompt=having("full", self.prompt))
 
   @property
   def limits(self) -> Limits:
@@ -100,8 +101,8 @@ def _verify(method: Method, bucket: int, reach: int, params, cache: Cache, state
 
 
 def _commit(
-    method: Method, need: str, vocab: int, drafter_params, state: DecodeState, cache: Cache, verified: Verified, made: Draft, settings: Settings,
-    alive, fed,
+    method: Method, need: str, vocab: int, drafter_params, state: DecodeState, cache: Cache, verified: Verified, made: Draft,
+    settings: Settings, alive, fed,
 ) -> tuple[DecodeState, RoundOutput]:
   state, verified = _living(state.replace(cache=cache), alive), verified.replace(cache=cache.replace(fed=fed))
   return decode.commit(method, drafter_params, state, made, verified, settings.sampling(vocab, need), settings.limits)

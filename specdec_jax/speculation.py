@@ -34,8 +34,9 @@ class Worth:
 
 
 def best_budget(survival: Float["B L"], running: int, sps: Float["n"], slots: int = 1) -> tuple[int, float]:
-  """How many drafts `schedule.unconstrained` would verify, on the host, and the expected tokens per second then: survival of the drafts of
-  each request that may have some, of `running` requests in all. A round with drafts takes more tokens than there are `slots`, real or not."""
+  """How many drafts `schedule.unconstrained` would verify, on the host, and the expected tokens per second then: survival of
+  the drafts of each request that may have some, of `running` requests in all. A round with drafts takes more tokens than
+  there are `slots`, real or not."""
   best = -np.sort(-survival[survival > 0])
   tokens = np.maximum(running + np.arange(len(best) + 1), slots + 1)
   tokens[0] = max(running, slots)

@@ -21,10 +21,12 @@ def without(key, config=LLAMA):
 
 
 @pytest.mark.parametrize("spelling", [
-    {"rope_theta": 1e6}, {"rope_theta": 1e6, "rope_scaling": None}, {"rope_theta": 1e6, "rope_scaling": {"type": "default", "rope_type": "default"}},
+    {"rope_theta": 1e6}, {"rope_theta": 1e6, "rope_scaling": None},
+    {"rope_theta": 1e6, "rope_scaling": {"type": "default", "rope_type": "default"}},
     {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
     {"rope_parameters": {"full_attention": {"rope_theta": 1e6, "rope_type": "default"}}},
-    {"rope_parameters": {"rope_theta": None, "rope_type": "default", "full_attention": {"rope_theta": 1e6, "rope_type": "default"}}}], ids=str)
+    {"rope_parameters": {"rope_theta": None, "rope_type": "default", "full_attention": {"rope_theta": 1e6, "rope_type": "default"}}},
+    ], ids=str)
 def test_rotary_base_in_every_spelling(spelling):
   c = ModelConfig.from_published({**without("rope_theta"), **spelling})
   assert c.rotary == Rotary(1e6, 8)
@@ -42,13 +44,15 @@ def test_rescaled_rotary():
   base = theta ** -(np.arange(0, width, 2) / width)
   linear = ModelConfig.from_published({**LLAMA, "rope_theta": theta, "rope_scaling": {"type": "linear", "factor": 4.0}}).rotary
   np.testing.assert_allclose(linear.frequencies()[0], base / 4, rtol=1e-6)
-  scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": original}
+  scaling = {
+      "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": original}
   llama3 = ModelConfig.from_published({**LLAMA, "rope_theta": theta, "rope_scaling": scaling}).rotary
   found = llama3.frequencies()[0]
   assert found[0] == pytest.approx(base[0])  # 2π positions a turn: more than 4 turns in 64.
   assert found[-1] == pytest.approx(base[-1] / 8)  # Less than one turn.
   yarn = ModelConfig.from_published({
-      **LLAMA, "rope_theta": theta, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": original}}).rotary
+      **LLAMA, "rope_theta": theta,
+      "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": original}}).rotary
   frequencies, attention = yarn.frequencies()
   assert attention == pytest.approx(0.1 * np.log(4) + 1)
   assert frequencies[0] == pytest.approx(base[0]) and frequencies[-1] == pytest.approx(base[-1] / 4)
@@ -60,7 +64,8 @@ def test_rescaled_rotary():
 @pytest.mark.parametrize("change, message", [
     ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*'mamba'. is not supported"),
     ({"vocab_size": None}, "lacks 'vocab_size'"), ({"hidden_act": "tanh"}, "hidden_act 'tanh'"),
-    ({"num_key_value_heads": 3}, "no multiple"), ({"num_key_value_heads": 0}, "num_key_value_heads 0 must be"), ({"head_dim": -8}, "head_dim -8 must be"),
+    ({"num_key_value_heads": 3}, "no multiple"), ({"num_key_value_heads": 0}, "num_key_value_heads 0 must be"),
+    ({"head_dim": -8}, "head_dim -8 must be"),
     ({"hidden_size": "32"}, "hidden_size '32' must be"), ({"hidden_size": 34}, "lacks 'head_dim', and hidden_size 34"),
     ({"head_dim": 5}, "5 channels of heads of 5"), ({"partial_rotary_factor": 0}, "partial_rotary_factor 0 must be"),
     ({"rope_theta": -1.0}, "rope_theta -1.0"), ({"rope_parameters": [1]}, "rope_parameters must be an object"),
@@ -92,7 +97,8 @@ def test_every_field_survives_publication():
 
 
 @pytest.mark.parametrize("form", [
-    toys.HYBRID, {**toys.HYBRID, "rotary": Rotary(1e7, 8)}, toys.GEMMA, {**toys.GEMMA, "family": "gemma4_unified_text", "logit_cap": None}], ids=str)
+    toys.HYBRID, {**toys.HYBRID, "rotary": Rotary(1e7, 8)}, toys.GEMMA,
+    {**toys.GEMMA, "family": "gemma4_unified_text", "logit_cap": None}], ids=str)
 def test_every_field_of_mixed_layers_survives_publication(form):
   c = toys.model_config(**form)
   published = json.loads(json.dumps(c.to_published()))
@@ -115,10 +121,12 @@ def test_what_gemma_configs_leave_out():
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"layer_types": ["full_attention", "mamba", "mamba"]}, r"mamba \(layers \[1, 2\]\)"), ({"attn_output_gate": False}, "attn_output_gate"),
+    ({"layer_types": ["full_attention", "mamba", "mamba"]}, r"mamba \(layers \[1, 2\]\)"),
+    ({"attn_output_gate": False}, "attn_output_gate"),
     ({"layer_types": ["linear_attention"] * 3}, "no full_attention"), ({"linear_num_key_heads": None}, "lacks 'linear_num_key_heads'"),
     ({"linear_num_key_heads": 3}, "multiple of linear_num_key_heads 3"), ({"linear_num_key_heads": 0}, "linear_num_key_heads 0 must be"),
-    ({"linear_conv_kernel_dim": "4"}, "linear_conv_kernel_dim '4' must be"), ({"layer_types": None, "full_attention_interval": 0}, "full_attention_interval 0"),
+    ({"linear_conv_kernel_dim": "4"}, "linear_conv_kernel_dim '4' must be"),
+    ({"layer_types": None, "full_attention_interval": 0}, "full_attention_interval 0"),
     ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 2.0}}, "partial_rotary_factor 2.0")], ids=str)
 def test_hybrid_faults_are_named(change, message):
   with pytest.raises(ConfigError, match=message):
@@ -128,10 +136,12 @@ def test_hybrid_faults_are_named(change, message):
 @pytest.mark.parametrize("change, message", [
     ({"num_kv_shared_layers": 2}, "num_kv_shared_layers 2"), ({"enable_moe_block": True}, "enable_moe_block"),
     ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"), ({"layer_types": None}, "layer_types"),
-    ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "lacks 'sliding_attention'"), ({"num_global_key_value_heads": 3}, "no multiple"),
+    ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "lacks 'sliding_attention'"),
+    ({"num_global_key_value_heads": 3}, "no multiple"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"), ({"sliding_window": 0}, "sliding_window 0 must be"),
     ({"final_logit_softcapping": 0.0}, "final_logit_softcapping 0.0"), ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
-    ({"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {"rope_theta": 1e6, "rope_type": "proportional", "beta": 2}}},
+    ({"rope_parameters": {
+        "sliding_attention": {"rope_theta": 1e4}, "full_attention": {"rope_theta": 1e6, "rope_type": "proportional", "beta": 2}}},
      "rotary settings beta .* 'proportional'")], ids=str)
 def test_gemma_faults_are_named(change, message):
   with pytest.raises(ConfigError, match=message):
@@ -147,14 +157,16 @@ def test_drafter_round_trip(change):
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"mask_token_id": None}, "lacks mask_token_id"), ({"mask_token_id": 100}, "outside the vocabulary"), ({"mask_token_id": -1}, "outside"),
-    ({"eos_token_id": [5, 99]}, "end-of-sequence"), ({"pad_token_id": 99}, "padding"), ({"target_layer_ids": [2, 1]}, "increase strictly"),
-    ({"target_layer_ids": [5]}, "strictly, from -1"), ({"target_layer_ids": []}, "target_layer_ids"), ({"markov_head_type": "lstm"}, "'lstm'"),
+    ({"mask_token_id": None}, "lacks mask_token_id"), ({"mask_token_id": 100}, "outside the vocabulary"),
+    ({"mask_token_id": -1}, "outside"), ({"eos_token_id": [5, 99]}, "end-of-sequence"), ({"pad_token_id": 99}, "padding"),
+    ({"target_layer_ids": [2, 1]}, "increase strictly"), ({"target_layer_ids": [5]}, "strictly, from -1"),
+    ({"target_layer_ids": []}, "target_layer_ids"), ({"markov_head_type": "lstm"}, "'lstm'"),
     ({"markov_rank": 0}, "markov_rank > 0"), ({"block_size": -1}, "block_size -1"), ({"model_type": "llama"}, "qwen3 family"),
     ({"projector_type": "dspark"}, "SpecForge"), ({"enable_confidence_head": "false"}, "enable_confidence_head is 'false'"),
     ({"markov_rank": "8"}, "markov_rank is '8'"), ({"num_anchors": -1}, "num_anchors is -1"),
     ({"dflash_config": {"conv_kernel_size": 2, "conv_group_size": 0}}, "conv_group_size 0"),
-    ({"dflash_config": {"selector_rank": 4.5}}, "selector_rank is 4.5"), ({"dflash_config": {"anchor_predicts": 1}}, "anchor_predicts is 1"),
+    ({"dflash_config": {"selector_rank": 4.5}}, "selector_rank is 4.5"),
+    ({"dflash_config": {"anchor_predicts": 1}}, "anchor_predicts is 1"),
     ], ids=str)
 def test_drafter_faults_are_named(change, message):
   with pytest.raises(ConfigError, match=message):

@@ -66,7 +66,8 @@ def test_greedy_text_under_settings(kind):
   first = specdec_jax.generate(target, None, PROMPTS[:1], 24, ignore_eos=True)[0].tokens
   settings = {
       "repetition_penalty": [1.0, 1.3, 1.0, 1.0], "frequency_penalty": [0.0, 0.0, 0.7, 0.0], "presence_penalty": [0.0, 0.0, 0.3, 0.0],
-      "logit_bias": [{3: 4.0}, None, None, {9: -2.0}], "banned": [first[:1], None, [0, 1], None], "allowed": [None, None, None, list(range(5, 40))]}
+      "logit_bias": [{3: 4.0}, None, None, {9: -2.0}], "banned": [first[:1], None, [0, 1], None],
+      "allowed": [None, None, None, list(range(5, 40))]}
   run = lambda d, **kw: [c.tokens for c in specdec_jax.generate(target, d, PROMPTS, 24, ignore_eos=True, **kw)]
   drafter = drafters(target, 59)[kind]
   drafter = dataclasses.replace(drafter, params=drafter.params[:4]) if kind == "one-hot" else drafter
@@ -100,9 +101,11 @@ def test_masks_and_logprobs():
 
 
 @pytest.mark.parametrize("settings, message", [
-    ({"banned": list(range(61))}, "request 0 may emit no token"), ({"allowed": []}, "may emit no token"), ({"banned": [61]}, "outside the vocabulary of 61"),
-    ({"logit_bias": {1: float("nan")}}, "logit_bias of request 0 is nan for id 1"), ({"allowed": [[1], [2], [3]]}, "allowed has 3 entries for 2 requests"),
-    ({"repetition_penalty": 0.0}, "repetition_penalty must be from"), ({"min_p": 1.5}, "min_p must be from"), ({"presence_penalty": [1.0] * 3}, "3 values for 2")], ids=str)
+    ({"banned": list(range(61))}, "request 0 may emit no token"), ({"allowed": []}, "may emit no token"),
+    ({"banned": [61]}, "outside the vocabulary of 61"), ({"logit_bias": {1: float("nan")}}, "logit_bias of request 0 is nan for id 1"),
+    ({"allowed": [[1], [2], [3]]}, "allowed has 3 entries for 2 requests"),
+    ({"repetition_penalty": 0.0}, "repetition_penalty must be from"), ({"min_p": 1.5}, "min_p must be from"),
+    ({"presence_penalty": [1.0] * 3}, "3 values for 2")], ids=str)
 def test_wrong_settings_are_named(settings, message):
   with pytest.raises(ValueError, match=message):
     specdec_jax.generate(toys.target(), None, PROMPTS[:2], 4, **settings)
@@ -127,7 +130,8 @@ def test_malformed_numbers_end_their_row(kind, temperature):
   broken = dataclasses.replace(target, params=spoiled(target.params, token))
   done = run(broken, None)
   assert done[0].tokens == plain[0].tokens[: at + 1]
-  assert (done[0].finish_reason, done[0].error) == ("error", f"the target gave no distribution for output token {at + 1} (NaN or infinite numbers)")
+  assert (done[0].finish_reason, done[0].error) == (
+      "error", f"the target gave no distribution for output token {at + 1} (NaN or infinite numbers)")
   assert [c.tokens for c in done[1:]] == [c.tokens for c in plain[1:]]
   drafted = run(target, drafter)
   others = {t for c in drafted[1:] for t in c.tokens} | {t for prompt in PROMPTS for t in prompt}
@@ -189,7 +193,8 @@ def test_malformed_prompt_ends_before_its_first_token():
 def test_bfloat16_greedy_text(kind):
   """Contract 2: equal, or apart at a near tie; every position of every text within one bfloat16 step of the best."""
   target = toys.target()
-  low = lambda tree: {k: low(v) if isinstance(v, dict) else v.astype(jnp.bfloat16) if v.dtype == jnp.float32 else v for k, v in tree.items()}
+  low = lambda tree: {
+      k: low(v) if isinstance(v, dict) else v.astype(jnp.bfloat16) if v.dtype == jnp.float32 else v for k, v in tree.items()}
   half = dataclasses.replace(target, params=low(target.params), dtype="bfloat16")
   drafter = drafters(target, 59)[kind]
   if kind == "one-hot":
@@ -251,7 +256,9 @@ def test_stop_texts():
   """A stop text ends a request wherever tokens and rounds happen to cut it; the text ends before it, records where it does."""
   target = specdec_jax.load_target("tiny")
   drafter = specdec_jax.load_drafter("tiny/dspark", target)
-  prompts = [f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n" for q in ("How many coins are 12 and 30 coins?", "What is a list?")]
+  prompts = [
+      f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n"
+      for q in ("How many coins are 12 and 30 coins?", "What is a list?")]
   plain = specdec_jax.generate(target, None, prompts, 40, logprobs=True)
   text = plain[0].text
   stop = text[len(text) // 2 - 3 : len(text) // 2 + 3]
@@ -267,8 +274,8 @@ def test_stop_texts():
   ends = target.tokenizer.id("<|im_end|>")
   special = specdec_jax.generate(target, None, prompts[:1], 40, stop=["<|im_end|>"], ignore_eos=True, logit_bias={ends: 20.0})[0]
   assert special.tokens[-1] == ends and special.finish_reason == "stop"
-  for wrong, message in (([""], "a stop text is empty"), (stop, "give a list"), (["a<|im_end|>"], "holds the special tokens"), ([1.5], "neither a text nor"),
-                         ([99999], "neither a text nor")):
+  for wrong, message in (([""], "a stop text is empty"), (stop, "give a list"), (["a<|im_end|>"], "holds the special tokens"),
+                         ([1.5], "neither a text nor"), ([99999], "neither a text nor")):
     with pytest.raises(ValueError, match=message):
       specdec_jax.generate(target, None, prompts, 4, stop=wrong)
 

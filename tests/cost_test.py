@@ -67,7 +67,8 @@ def test_served_costs_correct_the_table():
   assert set(costs.served) == {4, 16} and costs.served[16] == pytest.approx(2.8, rel=1e-3)
   for _ in range(300):
     costs.observe(4, 1.0)
-  np.testing.assert_allclose(1 / costs.sps()[[3, 7, 15, 31]], [1.0, 4.8, 5.6, 8.0], rtol=3e-2)  # All of it is slower, also what is not seen.
+  # All of it is slower, also what is not seen.
+  np.testing.assert_allclose(1 / costs.sps()[[3, 7, 15, 31]], [1.0, 4.8, 5.6, 8.0], rtol=3e-2)
   before = costs.served[16]
   costs.observe(16, 1000.0)  # One round that was held up.
   assert costs.served[16] == pytest.approx(before * (1 + cost.OBSERVED[1] * (cost.OUTLIER - 1)), rel=1e-3)

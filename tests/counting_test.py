@@ -8,7 +8,7 @@ from specdec_jax import counting, presets
 from specdec_jax.drafters import drafter_model
 from specdec_jax.models.decoder import Decoder
 
-MODULE = """
+MODULE = ("""
 HloModule jit_f, entry_computation_layout={(f32[8,4])->f32[8,4]}
 
 %add (a: f32[], b: f32[]) -> f32[] {
@@ -31,12 +31,13 @@ HloModule jit_f, entry_computation_layout={(f32[8,4])->f32[8,4]}
 
 ENTRY %main (p: f32[8,4]) -> f32[8,4] {
   %p = f32[8,4]{1,0} parameter(0)
-  %loop = (s32[]{:T(128)}, f32[8,4]{1,0:T(8,128)(2,1)}) while(%p), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"36"}}
+  %loop = (s32[]{:T(128)}, f32[8,4]{1,0:T(8,128)(2,1)}) while(%p), condition=%cond, body=%body, """
+    """backend_config={"known_trip_count":{"n":"36"}}
   %start = (bf16[2,4]{1,0}, bf16[16,4]{1,0}) all-gather-start(%p), replica_groups={{0,1,2,3,4,5,6,7}}, dimensions={0}
   %done = bf16[16,4]{1,0} all-gather-done(%start)
   ROOT %r = f32[8,4]{1,0} all-reduce(%p), replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%add
 }
-"""
+""")
 
 
 def test_products_count_as_often_as_they_run():
@@ -57,7 +58,8 @@ def test_collectives_of_a_module():
   assert found["all-gather", 8].bytes == 128 and found["all-reduce", 2].sent == 2 * 128 / 2
 
 
-@pytest.mark.parametrize("name, parameters", [("qwen3-4b", 4.02e9), ("qwen3-8b", 8.19e9), ("qwen3-14b", 14.77e9), ("smollm2-135m", 134.5e6)])
+@pytest.mark.parametrize("name, parameters", [
+    ("qwen3-4b", 4.02e9), ("qwen3-8b", 8.19e9), ("qwen3-14b", 14.77e9), ("smollm2-135m", 134.5e6)])
 def test_presets_have_the_published_sizes(name, parameters):
   c = presets.target_config(name)
   init = lambda key: Decoder(c).init(key, jnp.zeros((1, 4), jnp.int32), method="init_all")

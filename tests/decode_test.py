@@ -56,7 +56,8 @@ def test_greedy_equality_whatever_is_drafted(plain, gamma):
   rng = np.random.default_rng(gamma)
   target = toys.target()
   changes = {
-      "right": lambda t: t, "wrong": lambda t: (t + 1) % 61, "random": lambda t: np.where(rng.random(len(t)) < 0.6, t, rng.integers(0, 61, len(t))),
+      "right": lambda t: t, "wrong": lambda t: (t + 1) % 61,
+      "random": lambda t: np.where(rng.random(len(t)) < 0.6, t, rng.integers(0, 61, len(t))),
       "placeholder": lambda t: np.where(rng.random(len(t)) < 0.7, t, -1)}
   for name, change in changes.items():
     done = specdec_jax.generate(target, toys.scripted(script(plain, change), gamma), PROMPTS, NEW, ignore_eos=True)
@@ -132,7 +133,8 @@ def test_exact_ties_in_decoding():
 def test_cap_and_stop_in_one_block():
   """C61, and a stop exactly at the cap."""
   limits = lambda cap: decode.Limits(jnp.array([cap]), jnp.array([[99, 98]]))
-  cut = lambda block, cap, emitted=0: [int(x[0]) for x in decode.cut(jnp.array([block]), jnp.array([len(block)]), jnp.array([emitted]), limits(cap))]
+  cut = lambda block, cap, emitted=0: [
+      int(x[0]) for x in decode.cut(jnp.array([block]), jnp.array([len(block)]), jnp.array([emitted]), limits(cap))]
   assert cut([10, 11, 99, 20, 21, 22], 5) == [3, decode.STOP]
   assert cut([10, 11, 12, 13, 14, 99], 5) == [5, decode.LENGTH]
   assert cut([10, 11, 12, 13, 99, 14], 5) == [5, decode.STOP]

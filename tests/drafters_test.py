@@ -76,10 +76,13 @@ def test_drafts_come_from_q(name):
   model, sampling = drafter.model, make_sampling(n, 61, 1.0, seed=list(range(n)))
   prompt = jnp.broadcast_to(TOKENS[:1, :8], (n, 8))
   taps = target.forward(TOKENS[:1, :8], taps=model.taps).taps
-  state = jax.jit(model.extend)(drafter.params, model.init_state(n, 24), jnp.broadcast_to(taps, (n, *taps.shape[1:])), prompt, jnp.broadcast_to(jnp.arange(8), (n, 8)), jnp.full((n,), 8))
+  state = jax.jit(model.extend)(
+      drafter.params, model.init_state(n, 24), jnp.broadcast_to(taps, (n, *taps.shape[1:])), prompt,
+      jnp.broadcast_to(jnp.arange(8), (n, 8)), jnp.full((n,), 8))
   keys = sampling.position_keys(jnp.zeros((n,), jnp.int32), model.draft_length)
   proposal = jax.jit(model.propose)(drafter.params, state, jnp.full((n,), 7), jnp.full((n,), 8), keys, sampling)
-  dense = proposal.q if not hasattr(proposal.q, "ids") else jax.vmap(lambda i, p: jnp.zeros((*p.shape[:-1], 61)).at[jnp.arange(len(i))[:, None], i].add(p))(proposal.q.ids, proposal.q.probs)
+  dense = proposal.q if not hasattr(proposal.q, "ids") else jax.vmap(
+      lambda i, p: jnp.zeros((*p.shape[:-1], 61)).at[jnp.arange(len(i))[:, None], i].add(p))(proposal.q.ids, proposal.q.probs)
   np.testing.assert_allclose(dense.sum(-1), 1.0, atol=1e-5)
   assert np.take_along_axis(np.asarray(dense), np.asarray(proposal.drafts)[..., None], -1).min() > 0
   first = np.asarray(dense[0, 0])
@@ -96,10 +99,13 @@ def test_confidence_does_not_know_its_own_draft(name):
   drafter = make(name)
   model, sampling = drafter.model, make_sampling(n, 61, 1.0, seed=list(range(n)))
   prompt, taps = jnp.broadcast_to(TOKENS[:1, :8], (n, 8)), target.forward(TOKENS[:1, :8], taps=model.taps).taps
-  state = jax.jit(model.extend)(drafter.params, model.init_state(n, 24), jnp.broadcast_to(taps, (n, *taps.shape[1:])), prompt, jnp.broadcast_to(jnp.arange(8), (n, 8)), jnp.full((n,), 8))
+  state = jax.jit(model.extend)(
+      drafter.params, model.init_state(n, 24), jnp.broadcast_to(taps, (n, *taps.shape[1:])), prompt,
+      jnp.broadcast_to(jnp.arange(8), (n, 8)), jnp.full((n,), 8))
   keys = sampling.position_keys(jnp.zeros((n,), jnp.int32), model.draft_length)
   propose = jax.jit(model.propose)
-  one, other = (propose(drafter.params, state, jnp.full((n,), 7), jnp.full((n,), 8), x, sampling) for x in (keys, keys.at[:, k].set(keys[::-1, k])))
+  one, other = (
+      propose(drafter.params, state, jnp.full((n,), 7), jnp.full((n,), 8), x, sampling) for x in (keys, keys.at[:, k].set(keys[::-1, k])))
   np.testing.assert_array_equal(one.drafts[:, :k], other.drafts[:, :k])
   np.testing.assert_array_equal(one.confidence[:, : k + 1], other.confidence[:, : k + 1])
   changed = one.drafts[:, k] != other.drafts[:, k]
@@ -118,7 +124,9 @@ def test_training_equals_decoding():
     out = jax.jit(model.block_outputs)(drafter.params, batch)
     apply = functools.partial(jax.jit(model.network.apply, static_argnames="method"), {"params": drafter.params})
     state = jax.jit(model.extend)(drafter.params, model.init_state(1, 24), taps[:1, :7], None, positions[:1, :7], jnp.array([7]))
-    inputs = (list(zip(state.keys, state.values)), TOKENS[:1, 7:8], 7 + jnp.arange(c.block)[None, None], jnp.array([[7]]), jnp.ones((1, 1), bool))
+    inputs = (
+        list(zip(state.keys, state.values)), TOKENS[:1, 7:8], 7 + jnp.arange(c.block)[None, None], jnp.array([[7]]),
+        jnp.ones((1, 1), bool))
     hidden = apply(*inputs, method="hidden")[:, 0]
     np.testing.assert_allclose(hidden[0], out.hidden[0, 1], atol=1e-5)
     logits, taught = apply(hidden, method="base_logits"), out.rows[0, 1] @ model.table(drafter.params).T
@@ -148,7 +156,8 @@ def test_serial_training_equals_decoding():
     # In two pieces, with rejected rows between: the same state.
     piece = extend(drafter.params, model.init_state(1, 24), taps[:1, :6], TOKENS[:1, :6], positions[:1, :6], jnp.array([4]))
     piece = extend(drafter.params, piece, taps[:1, 4:9], TOKENS[:1, 4:9], positions[:1, 4:9], jnp.array([3]))
-    again = propose(drafter.params, piece, TOKENS[:1, 7], jnp.array([7]), sampling.position_keys(jnp.array([0]), model.draft_length), sampling)
+    again = propose(
+        drafter.params, piece, TOKENS[:1, 7], jnp.array([7]), sampling.position_keys(jnp.array([0]), model.draft_length), sampling)
     np.testing.assert_allclose(again.q, q.q, atol=1e-5)
     # Every further step, with the drafts as the true tokens; two rows more, so that the window cuts the past.
     drafted = TOKENS.at[0, 8 : 8 + model.draft_length].set(q.drafts[0])
@@ -167,15 +176,17 @@ def test_every_combination_is_one_config_away():
   for conv, head, confidence, anchor_predicts in itertools.product((0, 2), HEADS, (False, True), (False, True)):
     c = DrafterConfig(
         model=model_config, block=4, mask_id=59, taps=(0, 1), target_layers=3, anchor_predicts=anchor_predicts, head=head,
-        rank=0 if head == "none" else 4, candidates=3 if head == "selector" else 0, conv=conv, conv_group=8 if conv else 16, confidence=confidence,
-        confidence_with_head=confidence and head != "none", own_embedding=False)
+        rank=0 if head == "none" else 4, candidates=3 if head == "selector" else 0, conv=conv, conv_group=8 if conv else 16,
+        confidence=confidence, confidence_with_head=confidence and head != "none", own_embedding=False)
     assert DrafterConfig.from_published(json.loads(json.dumps(c.to_published()))) == c
     model = specdec_jax.drafters.drafter_model(c)
-    batch, labels = anchors.make_blocks(TOKENS, SEGMENTS, positions, ANSWER, taps, jnp.zeros((2, 1), jnp.int32), jnp.ones((2, 1), bool), c.draft_length, 4)
+    batch, labels = anchors.make_blocks(
+        TOKENS, SEGMENTS, positions, ANSWER, taps, jnp.zeros((2, 1), jnp.int32), jnp.ones((2, 1), bool), c.draft_length, 4)
     rows = features.target_rows(hidden, labels.index)
 
     def loss(params, model=model, batch=batch, labels=labels, rows=rows):
-      return losses.block_loss(losses.BlockLoss(), model, params, model.block_outputs(params, batch), rows, head_table(target.params), labels)[0]
+      return losses.block_loss(
+          losses.BlockLoss(), model, params, model.block_outputs(params, batch), rows, head_table(target.params), labels)[0]
 
     def start(key, model=model, loss=loss):
       params = model.init_params(key)
@@ -183,7 +194,8 @@ def test_every_combination_is_one_config_away():
 
     params, gradient = jax.eval_shape(start, jax.random.key(0))
     assert jax.tree.structure(gradient) == jax.tree.structure(params)
-    assert ("confidence" in params, "selector" in params, "markov" in params) == (confidence, head == "selector", head in ("markov", "gated", "rnn"))
+    assert ("confidence" in params, "selector" in params, "markov" in params) == (
+        confidence, head == "selector", head in ("markov", "gated", "rnn"))
 
 
 @pytest.mark.parametrize("name", [pytest.param("rnn + conv", marks=pytest.mark.slow), "dflash2", "eagle3"])
@@ -200,7 +212,8 @@ def test_every_part_learns(name):
       batch = SerialBatch(taps, TOKENS, SEGMENTS, positions)
       return losses.serial_loss(0.8, model, params, model.block_outputs(params, batch), batch, ANSWER, hidden, table)[0]
     batch, labels = anchors.make_blocks(
-        TOKENS, SEGMENTS, positions, ANSWER, taps, jnp.asarray([[2, 11], [1, 5]]), jnp.ones((2, 2), bool), model.draft_length, model.config.block)
+        TOKENS, SEGMENTS, positions, ANSWER, taps, jnp.asarray([[2, 11], [1, 5]]), jnp.ones((2, 2), bool),
+        model.draft_length, model.config.block)
     rows = features.target_rows(hidden, labels.index)
     return losses.block_loss(losses.BlockLoss(), model, params, model.block_outputs(params, batch), rows, table, labels)[0]
 
@@ -244,7 +257,8 @@ def test_recurrent_head_sees_the_whole_prefix():
   for kind, sees in (("rnn", True), ("markov", False), ("gated", False)):
     head = BiasHead(kind, 20, 4, 8)
     run = lambda params, tokens, head=head: head.apply(params, head.apply(params, tokens, method="embed"), hidden, method="steps")
-    params = {"params": head.init(jax.random.key(1), jnp.array([[1, 2, 3]]), method=lambda m, t: m.bias(m.steps(m.embed(t), hidden)))["params"]}
+    params = {"params": head.init(
+        jax.random.key(1), jnp.array([[1, 2, 3]]), method=lambda m, t: m.bias(m.steps(m.embed(t), hidden)))["params"]}
     params = jax.tree.map(lambda x: jax.random.normal(jax.random.key(2), x.shape), params)
     a, b = run(params, jnp.array([[1, 2, 3]])), run(params, jnp.array([[9, 2, 3]]))
     assert bool(jnp.abs(a[0, 2] - b[0, 2]).max() > 1e-3) == sees
@@ -294,8 +308,10 @@ def test_draft_to_target_table(tmp_path):
 
 @pytest.mark.parametrize("change, message", [
     ({"is_causal": True}, "is_causal"), ({"block_size": 7}, "block_size is 7 at the top level and 5"),
-    ({"dflash_config": {"block_size": 5}}, "mask_token_id"), ({"dflash_config": {"block_size": 5, "mask_token_id": 59, "projector_type": "dspark"}}, "SpecForge"),
-    ({"rope_parameters": None}, "no rotary base"), ({"sliding_window": 3, "use_sliding_window": True, "layer_types": ["sliding_attention"]}, "shorter than block_size"),
+    ({"dflash_config": {"block_size": 5}}, "mask_token_id"),
+    ({"dflash_config": {"block_size": 5, "mask_token_id": 59, "projector_type": "dspark"}}, "SpecForge"),
+    ({"rope_parameters": None}, "no rotary base"),
+    ({"sliding_window": 3, "use_sliding_window": True, "layer_types": ["sliding_attention"]}, "shorter than block_size"),
 ], ids=str)
 def test_dflash_config_faults_are_named(change, message):
   config = make("dflash2").config.to_published()
@@ -307,7 +323,8 @@ def test_dflash_defaults():
   """What older DFlash checkpoints leave out: taps spread over the target, block_size at the top level only."""
   config = make("dflash").config.to_published()
   own = {k: v for k, v in config["dflash_config"].items() if k not in ("target_layer_ids", "block_size")}
-  spread = DrafterConfig.from_published({**config, "dflash_config": own, "num_target_layers": 36, "num_hidden_layers": 5, "layer_types": ["full_attention"] * 5})
+  spread = DrafterConfig.from_published({
+      **config, "dflash_config": own, "num_target_layers": 36, "num_hidden_layers": 5, "layer_types": ["full_attention"] * 5})
   assert spread.taps == (1, 9, 17, 25, 33) and spread.block == 5 and spread.draft_length == 4
 
 
@@ -326,7 +343,8 @@ def test_another_tokenizer_is_refused(tmp_path):
 
 @pytest.mark.parametrize("changes, message", [
     ({"dflash_config": None}, "dflash_config must be an object"), ({"ttt_length": 1.5}, "ttt_length is 1.5: expected an integer"),
-    ({"ttt_length": 3, "target_layer_ids": 0}, "target_layer_ids is 0: expected a list"), ({"ttt_length": 3, "markov_rank": 4}, "which drafter is this")], ids=str)
+    ({"ttt_length": 3, "target_layer_ids": 0}, "target_layer_ids is 0: expected a list"),
+    ({"ttt_length": 3, "markov_rank": 4}, "which drafter is this")], ids=str)
 def test_config_faults_of_the_wrong_type_are_named(changes, message):
   base = make("eagle3").config.to_published()
   config = {**base, **changes} if "ttt_length" in changes else {**{k: v for k, v in base.items() if k != "ttt_length"}, **changes}

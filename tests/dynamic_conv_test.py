@@ -36,7 +36,8 @@ def test_wrong_shapes_are_named():
   assert dynamic_conv(**good).shape == x.shape
   for change, text in (
       ({"slots": 4}, "6 tokens are no multiple of the 4 slots"), ({"base": base[:, :4]}, r"base is \(2, 4\) where x has 8 channels"),
-      ({"base": base[None]}, r"axes \[taps, D\]"), ({"part": 0}, r"with a part \[parts, taps, D\]"), ({"part": 2, "base": base[None]}, "no such part"),
+      ({"base": base[None]}, r"axes \[taps, D\]"), ({"part": 0}, r"with a part \[parts, taps, D\]"),
+      ({"part": 2, "base": base[None]}, "no such part"),
       ({"base": jnp.ones((5, 8))}, "1 to 4 taps"), ({"dynamic": dynamic[:, :, :1]}, r"dynamic is \(2, 6, 1, 4\): its axes"),
       ({"dynamic": dynamic[..., :3]}, "8 channels do not split into 3 groups"), ({"residual": x[:1]}, r"residual is \(1, 6, 8\)")):
     with pytest.raises(ValueError, match=text):
@@ -47,7 +48,8 @@ def test_wrong_shapes_are_named():
     (3, 6, jnp.float32, "groups of 3 channels"), (8, 16, jnp.float16, "x, dynamic and residual are of float16"),
     (8, 16, None, "of bfloat16, float32")])
 def test_what_the_kernel_cannot_do_runs_as_the_reference(group, width, dtype, reason, caplog):
-  args = {"x": jnp.ones((6, width), dtype or jnp.bfloat16), "base": jnp.ones((2, width)), "dynamic": jnp.ones((6, 2, width // group), dtype)}
+  args = {
+      "x": jnp.ones((6, width), dtype or jnp.bfloat16), "base": jnp.ones((2, width)), "dynamic": jnp.ones((6, 2, width // group), dtype)}
   out = dynamic_conv(**args, slots=3, implementation="tpu_interpret")
   np.testing.assert_array_equal(out, ref.dynamic_conv(**args, slots=3))
   assert reason in caplog.text
@@ -56,7 +58,8 @@ def test_what_the_kernel_cannot_do_runs_as_the_reference(group, width, dtype, re
 @pytest.mark.slow
 def test_a_drafter_that_runs_the_kernels_drafts_the_same():
   target = toys.target()
-  drafter = toys.block_drafter(target, head="selector", candidates=4, conv=2, conv_group=8, confidence=False, anchor_predicts=False, own_embedding=False)
+  drafter = toys.block_drafter(
+      target, head="selector", candidates=4, conv=2, conv_group=8, confidence=False, anchor_predicts=False, own_embedding=False)
   assert np.abs(drafter.params["layers_0"]["attention_conv"]["dynamic"]["kernel"]).max() > 0.1  # Coefficients are predicted.
   run = lambda kernels: specdec_jax.generate(
       target, dataclasses.replace(drafter, model=dataclasses.replace(drafter.model, kernels=kernels)), [[3, 1, 4], [2] * 9], 8,

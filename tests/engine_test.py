@@ -33,7 +33,9 @@ def make(drafter="block", **changes) -> Engine:
   """An engine over toys; one set of shapes, so that tests share what is compiled."""
   target = toys.target()
   drafter = toys.block_drafter(target) if drafter == "block" else drafter
-  options = dict(slots=4, max_length=60, slot_buckets=(2, 4), buckets={2: (6,), 4: (10,)}, draft_slots=(), needs=("greedy",), chunk=16, sps=CHEAP, adaptive=False)
+  options = dict(
+      slots=4, max_length=60, slot_buckets=(2, 4), buckets={2: (6,), 4: (10,)}, draft_slots=(),
+      needs=("greedy",), chunk=16, sps=CHEAP, adaptive=False)
   return Engine(target, drafter, **(options | changes))
 
 
@@ -169,17 +171,21 @@ def test_queue_deadline_stream():
   expired = engine.result(late)
   assert expired.finish_reason == "deadline" and expired.speculation == {"on": False, "why": "it ended before its first round"}
   assert not engine.result(numbers[0]).error
-  for wrong, message in ((dict(prompt=[]), "empty"), (dict(prompt=[61]), "outside the vocabulary"), (dict(prompt=[1], max_new_tokens=0), "at least 1"),
+  for wrong, message in ((dict(prompt=[]), "empty"), (dict(prompt=[61]), "outside the vocabulary"),
+                         (dict(prompt=[1], max_new_tokens=0), "at least 1"),
                          (dict(prompt=[1], max_new_tokens=4, temperature=1.0), "'plain' sampling"),
-                         (dict(prompt=[1], max_new_tokens=4, stop=range(9)), "stop tokens"), (dict(prompt=[1], max_new_tokens=2.7), "integer, not 2.7"),
-                         (dict(prompt=[1], deadline=float("nan")), "seconds, not nan"), (dict(prompt=[1], temperatur=1.0), "no such setting .* temperatur;")):
+                         (dict(prompt=[1], max_new_tokens=4, stop=range(9)), "stop tokens"),
+                         (dict(prompt=[1], max_new_tokens=2.7), "integer, not 2.7"),
+                         (dict(prompt=[1], deadline=float("nan")), "seconds, not nan"),
+                         (dict(prompt=[1], temperatur=1.0), "no such setting .* temperatur;")):
     with pytest.raises(ValueError, match=message):
       engine.submit(**wrong)
   with pytest.raises(cost.CostTableMissing, match="needs cost tables"):
     make(sps=None).submit([1], 4)
   for wrong, message in ((dict(slot_buckets=(0, 4)), "slot_buckets must be of integers from 1, not 0"), (dict(slots=2.5), "slots must be"),
-                         (dict(buckets={4: (5.5,)}), r"buckets\[4\] must be"), (dict(reaches=(-5,)), "reaches must be"), (dict(sps="x"), "sps must be"),
-                         (dict(schedule="typo"), "unknown schedule 'typo'"), (dict(drafter=toys.scripted([[0] * 80], 4)), "toy/script gives no confidences")):
+                         (dict(buckets={4: (5.5,)}), r"buckets\[4\] must be"), (dict(reaches=(-5,)), "reaches must be"),
+                         (dict(sps="x"), "sps must be"), (dict(schedule="typo"), "unknown schedule 'typo'"),
+                         (dict(drafter=toys.scripted([[0] * 80], 4)), "toy/script gives no confidences")):
     with pytest.raises(ValueError, match=message):
       make(**wrong)
 
@@ -199,7 +205,8 @@ class Letters:
 def test_stop_texts_across_rounds():
   target = dataclasses.replace(toys.target(), tokenizer=Letters())
   drafter = toys.block_drafter(toys.target())
-  engine = Engine(target, drafter, slots=2, max_length=60, schedule="fixed", slot_buckets=(2,), buckets={2: ()}, needs=("greedy",), chunk=16)
+  engine = Engine(
+      target, drafter, slots=2, max_length=60, schedule="fixed", slot_buckets=(2,), buckets={2: ()}, needs=("greedy",), chunk=16)
   for i in (1, 4):
     stop = target.tokenizer.decode(plain()[i][5:7])
     number = engine.submit(PROMPTS[i], NEW, stop=[stop], ignore_eos=True)
@@ -493,7 +500,8 @@ def test_lengths_that_change_from_round_to_round():
   assert text[:NEW] == plain()[2][: len(text)]
   committed = PROMPTS[2] + text[:-1]
   read = jax.jit(decode.read, static_argnums=0)
-  fresh, _ = read(method, target.params, drafter.params, decode.init_state(method, 1, 64), jnp.array([committed]), jnp.array([len(committed)]))
+  fresh, _ = read(
+      method, target.params, drafter.params, decode.init_state(method, 1, 64), jnp.array([committed]), jnp.array([len(committed)]))
   for x, y in zip(state.drafter.keys, fresh.drafter.keys):
     np.testing.assert_allclose(x[..., : len(committed)], y[..., : len(committed)], atol=1e-5)
 
@@ -520,7 +528,8 @@ def test_bucket_edges():
     make(sps={8: CHEAP})
 
 
-@pytest.mark.parametrize("kind", ["greedy", "markov", pytest.param("selector", marks=pytest.mark.slow), pytest.param("eagle3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [
+    "greedy", "markov", pytest.param("selector", marks=pytest.mark.slow), pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_a_pass_over_some_slots_drafts_what_one_over_all_does(kind):
   """Requests with and without drafts side by side, greedy and sampled: the drafter's pass is cut to the slots that it is for, and tokens,
   drafts and what is accepted of them are those of a pass over every slot."""
@@ -532,8 +541,11 @@ def test_a_pass_over_some_slots_drafts_what_one_over_all_does(kind):
     engine = make(drafter, schedule="fixed", needs=(need,), slot_buckets=(4,), buckets={4: ()}, draft_slots=cuts, chunk=64)
     engine.warm_up()
     seen = []
-    engine._inject = lambda program, engine=engine, seen=seen: program == "verify" and seen.append(sum(r is not None and r.speculation for r in engine._held))
-    numbers = [engine.submit(PROMPTS[i], NEW, ignore_eos=True, speculation=i % 2 == 0, seed=i, temperature=i / 4 if need == "plain" else 0.0) for i in ALL]
+    engine._inject = lambda program, engine=engine, seen=seen: program == "verify" and seen.append(
+        sum(r is not None and r.speculation for r in engine._held))
+    numbers = [
+        engine.submit(
+            PROMPTS[i], NEW, ignore_eos=True, speculation=i % 2 == 0, seed=i, temperature=i / 4 if need == "plain" else 0.0) for i in ALL]
     with Compilations() as compilations:
       engine.run()
     assert compilations.count == 0 and {1, 2} <= set(seen)

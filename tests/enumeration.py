@@ -45,7 +45,8 @@ class Tables:
 
 
 def tables(p: Model, q: Model, depth: int, sparse: bool = False, length=None, claimed: Model | None = None) -> Tables:
-  """length(prefix): whether the draft after `prefix` is verified, given that those before are. sparse: the claimed q lists its ids in another order, the first of them twice."""
+  """length(prefix): whether the draft after `prefix` is verified, given that those before are.
+  sparse: the claimed q lists its ids in another order, the first of them twice."""
   vocab = len(p(()))
   paths = np.array(list(itertools.product(range(vocab), repeat=depth)), np.int32)
   rows = lambda f, count: np.array([[f(tuple(map(int, x[:k]))) for k in range(count)] for x in paths], np.float32)

@@ -39,8 +39,8 @@ def confident(prefix):
 
 
 SCHEDULES = {
-    "all": None, "none": lambda prefix: False, "two": lambda prefix: len(prefix) < 2, "by earlier drafts": lambda prefix: sum(prefix) % 3 != 1,
-    "threshold on survival": confident}
+    "all": None, "none": lambda prefix: False, "two": lambda prefix: len(prefix) < 2,
+    "by earlier drafts": lambda prefix: sum(prefix) % 3 != 1, "threshold on survival": confident}
 
 
 @pytest.mark.parametrize("rule", verify.RULES)
@@ -76,7 +76,8 @@ SETTINGS = {
     "temperature": {"temperature": 0.6}, "top-k": {"temperature": 1.0, "top_k": 2}, "top-p": {"temperature": 1.0, "top_p": 0.7},
     "min-p": {"temperature": 1.0, "min_p": 0.3}, "repetition": {"temperature": 1.0, "repetition_penalty": 1.8},
     "presence and frequency": {"temperature": 1.0, "presence_penalty": 0.9, "frequency_penalty": 0.4},
-    "bias": {"temperature": 1.0, "logit_bias": {0: 1.0}}, "banned": {"temperature": 1.0, "banned": [2]}, "allowed": {"temperature": 1.0, "allowed": [0, 2]},
+    "bias": {"temperature": 1.0, "logit_bias": {0: 1.0}}, "banned": {"temperature": 1.0, "banned": [2]},
+    "allowed": {"temperature": 1.0, "allowed": [0, 2]},
     "greedy": {"temperature": 0.0}, "greedy with penalty": {"temperature": 0.0, "presence_penalty": 2.0}}
 
 
@@ -139,15 +140,18 @@ def mutant(name, t):
   if name == "bonus from the row before":
     return chance, np.where(rejected[..., None], after, np.concatenate([p[:, :1], p[:, :-1]], 1)), None
   if name == "recovery where the schedule cut":
-    return chance, np.where((np.arange(depth + 1) == t.lengths[:, None])[..., None] & (t.lengths < depth)[:, None, None], norm(np.maximum(p - q, 0)), after), None
+    return chance, np.where(
+        (np.arange(depth + 1) == t.lengths[:, None])[..., None] & (t.lengths < depth)[:, None, None],
+        norm(np.maximum(p - q, 0)), after), None
   if name == "bonus and recovery both emitted":
     return chance, after, first_token_from
   raise KeyError(name)
 
 
 MUTANTS = (
-    "recovery from p", "residual restricted to the candidates", "residual of absolute differences", "everything accepted", "accepted by p alone",
-    "ratio upside down", "bonus from the row before", "recovery where the schedule cut", "bonus and recovery both emitted")
+    "recovery from p", "residual restricted to the candidates", "residual of absolute differences", "everything accepted",
+    "accepted by p alone", "ratio upside down", "bonus from the row before", "recovery where the schedule cut",
+    "bonus and recovery both emitted")
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -231,7 +235,9 @@ def test_accept_follows_its_probabilities(rule, sparse):
   judge = jax.jit(verify.accept, static_argnames="rule")
   for length in range(depth + 1):
     lengths = jnp.full(n, length)
-    verdict = judge(many(t.p), jax.tree.map(many, t.claimed), many(t.paths), lengths, jax.random.split(jax.random.key(length), (n, depth + 1)), rule=rule)
+    verdict = judge(
+        many(t.p), jax.tree.map(many, t.claimed), many(t.paths), lengths,
+        jax.random.split(jax.random.key(length), (n, depth + 1)), rule=rule)
     chance, after = (np.asarray(x)[at] for x in outcomes(t.p, t.claimed, jnp.asarray(t.paths), jnp.full(len(t.paths), length), rule))
     seen = np.zeros((depth + 1, VOCAB))
     np.add.at(seen, (np.asarray(verdict.accepted), np.asarray(verdict.next_token)), 1 / n)
@@ -306,7 +312,8 @@ def test_ids_that_the_target_does_not_have():
   padded = verify.SparseDistribution(jnp.array([[[0, 1, 2, 7], [0, 1, 2, -1]]]), jnp.array([[[0.6, 0.4, 0.0, 0.0], [0.1, 0.2, 0.7, 0.0]]]))
   rows, drafted = jnp.asarray([[[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.3, 0.3, 0.4]]]), jnp.array([[0, 1]])
   dense = jnp.stack([padded.row(jnp.array([k]), 3) for k in range(2)], 1)
-  for mine, theirs in zip(verify.block_acceptance(rows, padded, drafted, jnp.array([2])), verify.block_acceptance(rows, dense, drafted, jnp.array([2]))):
+  for mine, theirs in zip(verify.block_acceptance(rows, padded, drafted, jnp.array([2])),
+                          verify.block_acceptance(rows, dense, drafted, jnp.array([2]))):
     np.testing.assert_allclose(mine, theirs, atol=1e-6)
 
 

@@ -48,7 +48,8 @@ def test_every_configuration_names_what_ships():
 
 
 def test_missing_weights_are_explained(tmp_path):
-  done = start("quickstart", f"--workdir={tmp_path}", "--config=configs/tiny/quickstart.py:smoke", "--config.target=no/such/model", check=False)
+  done = start(
+      "quickstart", f"--workdir={tmp_path}", "--config=configs/tiny/quickstart.py:smoke", "--config.target=no/such/model", check=False)
   assert done.returncode != 0 and "neither a path nor a shipped model" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -89,7 +90,9 @@ def test_a_killed_training_goes_on(tmp_path):
       "--config=configs/tiny/mtp.py:smoke", f"--workdir={tmp_path / folder}", "--config.steps=8", "--config.save_every=2")
   log = lambda folder: [json.loads(line) for line in (tmp_path / folder / "metrics.jsonl").read_text().splitlines()]
   start("train_drafter", *command("whole"))
-  killed = subprocess.Popen([sys.executable, "-m", "experiments.train_drafter", *command("killed")], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  killed = subprocess.Popen(
+      [sys.executable, "-m", "experiments.train_drafter", *command("killed")],
+      cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
   while killed.poll() is None and not ((tmp_path / "killed" / "metrics.jsonl").exists() and len(log("killed")) >= 3):
     time.sleep(0.02)
   assert killed.poll() is None, "it ended before it could be killed"
@@ -148,7 +151,8 @@ def test_recall_is_what_is_drafted():
 
   target = specdec_jax.load_target("tiny")
   drafter = specdec_jax.load_drafter("tiny/dflash", target)
-  prompt = target.tokenizer.encode(target.tokenizer.chat([{"role": "user", "content": "Ben has 12 coins and buys 30 more. How many coins?"}]))
+  prompt = target.tokenizer.encode(target.tokenizer.chat(
+      [{"role": "user", "content": "Ben has 12 coins and buys 30 more. How many coins?"}]))
   plain = specdec_jax.generate(target, None, [prompt], 9)[0].tokens
   accepted = specdec_jax.generate(target, drafter, [prompt], 9)[0].rounds[0][1]
   tokens = np.array([[*prompt, *plain]])
@@ -194,12 +198,15 @@ def test_bench_training(tmp_path):
 @pytest.mark.slow
 def test_check_lossless(tmp_path):
   """Right drafters hold; a drafter that lies about its q is named, and the exit code says so."""
-  run = lambda variant, *options, **kw: start("check_lossless", f"--config=configs/tiny/lossless.py:{variant}", f"--workdir={tmp_path / variant}", *options, **kw)
+  run = lambda variant, *options, **kw: start(
+      "check_lossless", f"--config=configs/tiny/lossless.py:{variant}", f"--workdir={tmp_path / variant}", *options, **kw)
   run("smoke")
   records = report.read(tmp_path / "smoke" / "results.jsonl")
-  assert [(r["temperature"], r["lossless"]["contract"], r["lossless"]["holds"], r["rule"]) for r in records] == [(0.0, 1, True, "token"), (1.0, 3, True, "token")]
-  done = run("smoke", "--config.misreport=True", "--config.temperatures=(1.0,)", "--config.top_ps=(1.0,)", "--config.samples=400", "--config.batches=(100,)",
-             "--config.positions=8", "--config.draft_lengths=(4,)", check=False)
+  assert [(r["temperature"], r["lossless"]["contract"], r["lossless"]["holds"], r["rule"]) for r in records] == [
+      (0.0, 1, True, "token"), (1.0, 3, True, "token")]
+  done = run(
+      "smoke", "--config.misreport=True", "--config.temperatures=(1.0,)", "--config.top_ps=(1.0,)", "--config.samples=400",
+      "--config.batches=(100,)", "--config.positions=8", "--config.draft_lengths=(4,)", check=False)
   assert done.returncode == 1 and "FAULT tiny/dspark, misreporting, chat" in done.stdout
 
 
@@ -210,7 +217,8 @@ def test_calibration_and_cost(tmp_path):
 
   start("calibrate", "--config=configs/tiny/calibrate.py:smoke", f"--workdir={tmp_path}")
   records = report.read(tmp_path / "results.jsonl")
-  assert [r["dataset"] for r in records] == ["chat", "code", "maths", "all"] and records[-1]["n_rounds"] == sum(r["n_rounds"] for r in records[:3])
+  assert [r["dataset"] for r in records] == ["chat", "code", "maths", "all"] and (
+      records[-1]["n_rounds"] == sum(r["n_rounds"] for r in records[:3]))
   assert calibrate.load(tmp_path / "tiny_dspark", records[0]["drafter"]["hash"], 7).samples > 0
   assert (tmp_path / "tiny_dspark" / "reliability.png").exists() and (tmp_path / "tiny_dspark" / "threshold_sweep.png").exists()
   start("profile_sps", "--config=configs/tiny/sps.py:smoke", f"--workdir={tmp_path}")

@@ -17,8 +17,8 @@ from specdec_jax.models.decoder import Decoder
 gguf = pytest.importorskip("gguf", reason="the extra `gguf` is not installed")
 
 CORPUS = ["A shop sells 3 pens for 2 dollars; 12 pens cost 8 dollars.\n", "def f(n):\n    return n + 1  # naïve\n"] * 4
-TEXTS = ["It costs 1234567 dollars.", "a\n\n\tb\n", "  naïve — 漢字 ½²", "<|im_start|>user\nAre 12 pens 8?<|im_end|>\n<|im_start|>assistant\n",
-         "x<|mask|><|endoftext|>7<|im_end"]
+TEXTS = ["It costs 1234567 dollars.", "a\n\n\tb\n", "  naïve — 漢字 ½²",
+         "<|im_start|>user\nAre 12 pens 8?<|im_end|>\n<|im_start|>assistant\n", "x<|mask|><|endoftext|>7<|im_end"]
 TURNS = [{"role": "user", "content": "What is 6 * 7?"}]
 NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm",
          "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -64,7 +64,10 @@ def interleaved(name: str, value: np.ndarray, config: dict) -> np.ndarray:
   return out
 
 
-def write(path, config: dict, tensors: dict, *, bpe=None, pre="smollm", quantised=(), extra=(), skip=(), model="gpt2", kinds=None, merges=None):
+def write(
+    path, config: dict, tensors: dict, *, bpe=None, pre="smollm", quantised=(), extra=(), skip=(),
+    model="gpt2", kinds=None, merges=None,
+):
   """Writes a GGUF file. extra: (method of GGUFWriter, *arguments); skip: config keys left out."""
   writer = gguf.GGUFWriter(path, config["model_type"])
   for key, method in (

@@ -64,8 +64,8 @@ def close(ours, golden, atol=HIDDEN):
 
 
 @pytest.mark.parametrize("pattern, read_here", [
-    ("target_*", TARGETS), ("dspark_*", DSPARK), ("dflash_*", DSPARK), ("dflash2_*", DFLASH2), ("eagle3_*", EAGLE3), ("e2e_dspark*", TRACES),
-    ("e2e_dflash2*", DFLASH2_TRACES)])
+    ("target_*", TARGETS), ("dspark_*", DSPARK), ("dflash_*", DSPARK), ("dflash2_*", DFLASH2), ("eagle3_*", EAGLE3),
+    ("e2e_dspark*", TRACES), ("e2e_dflash2*", DFLASH2_TRACES)])
 def test_no_case_is_left_out(pattern, read_here):
   """A folder whose model_type no list above asks for would be a test that silently is not there."""
   assert {*cases(pattern)} <= {*read_here}
@@ -175,7 +175,8 @@ def test_drafter_inference(case):
     close(hidden, f[f"block_hidden_{r}"])
     base = apply(hidden, method="base_logits")
     close(base, f[f"base_logits_{r}"])
-    proposal = jax.jit(model.propose)(drafter.params, state, anchor, jnp.array([start]), sampling.position_keys(jnp.array([0]), c.block), sampling)
+    proposal = jax.jit(model.propose)(
+        drafter.params, state, anchor, jnp.array([start]), sampling.position_keys(jnp.array([0]), c.block), sampling)
     safe = int(np.cumprod(f[f"greedy_margin_{r}"][0] > 1e-3).sum())
     np.testing.assert_array_equal(proposal.drafts[:, :safe], f[f"greedy_tokens_{r}"][:, :safe])
     previous = jnp.concatenate([anchor[:, None], jnp.asarray(f[f"greedy_tokens_{r}"], jnp.int32)[:, :-1]], 1)
@@ -322,10 +323,12 @@ def test_selector_drafter_inference(case):
     close(unary, f[f"unary_{r}"])
     ids = jnp.asarray(f[f"candidate_ids_{r}"], jnp.int32)
     unary = jnp.take_along_axis(base, ids, -1)
-    scores = lambda previous, u=unary, i=ids, h=hidden: apply(h, apply(jnp.asarray(previous), method="embed_previous"), i, u, method="select")
+    scores = lambda previous, u=unary, i=ids, h=hidden: apply(
+        h, apply(jnp.asarray(previous), method="embed_previous"), i, u, method="select")
     path = f[f"greedy_path_{r}"]
     close(scores(np.concatenate([f[f"anchor_{r}"][:, None], path[:, :-1]], 1)), f[f"greedy_scores_{r}"])
-    proposal = jax.jit(model.propose)(drafter.params, state, anchor, jnp.array([start]), sampling.position_keys(jnp.array([0]), gamma), sampling)
+    proposal = jax.jit(model.propose)(
+        drafter.params, state, anchor, jnp.array([start]), sampling.position_keys(jnp.array([0]), gamma), sampling)
     safe = int(np.cumprod(f[f"greedy_margin_{r}"][0] > 1e-3).sum())
     np.testing.assert_array_equal(proposal.drafts[:, :safe], path[:, :safe])
     if r == 1:
@@ -359,7 +362,8 @@ def check_paths(f, c, drafter, scores, state, anchor, start, hidden, ids, base):
     picked = [np.asarray(ids)[0, k, np.argmax(np.cumsum(row) > u)] for k, (row, u) in enumerate(zip(ours, uniforms))]
     np.testing.assert_array_equal(picked, path)
   sampling = make_sampling(1, c.model.vocab, 1.0, seed=3)
-  proposal = jax.jit(drafter.model.propose)(drafter.params, state, anchor, jnp.array([start]), sampling.position_keys(jnp.array([0]), c.draft_length), sampling)
+  proposal = jax.jit(drafter.model.propose)(
+      drafter.params, state, anchor, jnp.array([start]), sampling.position_keys(jnp.array([0]), c.draft_length), sampling)
   ids, unary = top_candidates(base, c.candidates)
   own = scores(np.concatenate([np.asarray(anchor)[:, None], np.asarray(proposal.drafts)[:, :-1]], 1), unary, ids)
   np.testing.assert_array_equal(proposal.q.ids, ids)
@@ -393,7 +397,9 @@ def test_sparse_verification(case):
   np.testing.assert_allclose(accept, f["accept_prob"], atol=1e-6)
   np.testing.assert_array_equal(verify.accepted_prefix(p, q, drafts, lengths, jnp.asarray(f["uniforms"])), f["accepted_for_uniforms"])
   head = lambda x: jax.tree.map(lambda y: y[: width + 1], x)
-  after = np.asarray(verify.next_distribution(many(f["target_probs"], width + 1), jax.tree.map(lambda y: jnp.repeat(y[:1], width + 1, 0), head(q)), jnp.arange(width + 1), jnp.full((width + 1,), width)))
+  after = np.asarray(verify.next_distribution(
+      many(f["target_probs"], width + 1), jax.tree.map(lambda y: jnp.repeat(y[:1], width + 1, 0), head(q)),
+      jnp.arange(width + 1), jnp.full((width + 1,), width)))
   np.testing.assert_allclose(after[:width], f["residual"], atol=1e-6)
   stops = np.concatenate([np.cumprod([1.0, *accept])[:-1] * (1 - accept), [np.prod(accept)]])
   np.testing.assert_allclose(stops[:, None] * after, f["joint_accepted_bonus"], atol=1e-6)
@@ -418,7 +424,8 @@ def test_selector_drafter_training(case):
   assert min(allowed.sum(1).max(), c.anchors) >= anchor.shape[1]
   features = jnp.asarray(f["hidden_states"]).reshape(batch_size, size, len(c.taps), -1)
   positions = jnp.broadcast_to(jnp.arange(size), tokens.shape)
-  batch, labels = anchors.make_blocks(tokens, segments, positions, supervised, features, anchor, keep, c.draft_length, c.block, "whole_block")
+  batch, labels = anchors.make_blocks(
+      tokens, segments, positions, supervised, features, anchor, keep, c.draft_length, c.block, "whole_block")
   kept = np.asarray(keep)
   np.testing.assert_array_equal(np.asarray(labels.tokens)[kept], f["target_ids"][..., 1:][kept])
   np.testing.assert_array_equal(labels.supervised, f["block_mask"][..., 1:] > 0)
@@ -471,7 +478,8 @@ def test_serial_drafter_inference(case):
     state = model.extend(drafter.params, state, features(r), tokens, start + jnp.arange(count)[None], jnp.array([count]))
     start += count
     anchor = jnp.asarray(anchors_[r], jnp.int32)
-    proposal = jax.jit(model.propose)(drafter.params, state, anchor, jnp.array([start]), sampling.position_keys(jnp.array([0]), gamma), sampling)
+    proposal = jax.jit(model.propose)(
+        drafter.params, state, anchor, jnp.array([start]), sampling.position_keys(jnp.array([0]), gamma), sampling)
     ordered = np.sort(f[f"draft_logits_{r}"], -1)
     safe = int(np.cumprod((ordered[..., -1] - ordered[..., -2])[0] > 1e-3).sum())
     np.testing.assert_array_equal(proposal.drafts[:, :safe], f[f"draft_tokens_{r}"][:, :safe])

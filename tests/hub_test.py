@@ -32,7 +32,8 @@ def equal_trees(a, b):
   jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-@pytest.mark.parametrize("changes", [{}, {"tied": True, "qk_norm": False, "family": "llama"}, {"attention_bias": True, "mlp_bias": True}], ids=str)
+@pytest.mark.parametrize("changes", [
+    {}, {"tied": True, "qk_norm": False, "family": "llama"}, {"attention_bias": True, "mlp_bias": True}], ids=str)
 def test_target_round_trip(tmp_path, changes):
   target = toys.target(**changes)
   save_target(tmp_path / "a", target.config, target.params, None)
@@ -94,8 +95,8 @@ def test_every_wrong_tensor_is_named(saved):
   save_file(tensors, str(path))
   with pytest.raises(TensorError) as e:
     specdec_jax.load_target(saved / "target")
-  for part in ("missing: model.layers.1.mlp.up_proj.weight", "extra: model.layers.7.bonus.weight", "lm_head.weight is (32, 61), expected (61, 32)",
-               "model.norm.weight is (7,), expected (32,)"):
+  for part in ("missing: model.layers.1.mlp.up_proj.weight", "extra: model.layers.7.bonus.weight",
+               "lm_head.weight is (32, 61), expected (61, 32)", "model.norm.weight is (7,), expected (32,)"):
     assert part in str(e.value)
 
 
@@ -122,7 +123,8 @@ def test_unknown_drafter_is_named():
 def test_drafter_of_another_target_is_refused(saved):
   """C99: other vocabulary, width, depth; and a swapped pair of token ids at equal sizes."""
   drafter = saved / "drafter"
-  for changes, what in (({"vocab": 64}, "vocabulary 61, not 64"), ({"layers": 4, "windows": (None,) * 4}, "number of target layers 3, not 4"),
+  for changes, what in (({"vocab": 64}, "vocabulary 61, not 64"),
+                        ({"layers": 4, "windows": (None,) * 4}, "number of target layers 3, not 4"),
                         ({"width": 16}, "hidden size 32, not 16")):
     with pytest.raises(ValueError, match=what):
       specdec_jax.load_drafter(drafter, toys.target(**changes))

@@ -90,7 +90,8 @@ def test_chunks_equal_the_recurrence(count):
   state = State(jnp.zeros((2, 1, 1)), jnp.asarray(memory))
   for rows in {0, 1, count // 2, count}:
     after = state.after(Update(jnp.zeros((2, count, 1)), jnp.asarray(k), u, jnp.asarray(decay)), jnp.array([rows, rows]))
-    np.testing.assert_allclose(after.memory, token_by_token(*(x[:, :rows] for x in (q, k, v, beta, decay)), memory)[1] if rows else memory, atol=2e-5)
+    np.testing.assert_allclose(
+        after.memory, token_by_token(*(x[:, :rows] for x in (q, k, v, beta, decay)), memory)[1] if rows else memory, atol=2e-5)
 
 
 def test_a_state_behind_a_long_call_is_as_exact_as_behind_a_short_one():

@@ -44,7 +44,9 @@ def test_values_and_gradients_are_those_of_the_reference(op, case, implementatio
 
     def gradient(f, **more):
       rest = {k: v for k, v in arguments.items() if k not in case.differentiable}
-      loss = lambda a: sum(jnp.sum(w * x.astype(jnp.float32)) for w, x in zip(weights, jax.tree.leaves(f(**a, **rest, **case.settings, **more))))
+      loss = lambda a: sum(
+          jnp.sum(w * x.astype(jnp.float32))
+          for w, x in zip(weights, jax.tree.leaves(f(**a, **rest, **case.settings, **more))))
       return jax.jit(jax.grad(loss))({k: arguments[k] for k in case.differentiable})
 
     close(gradient(op.call, implementation=implementation), gradient(op.reference), case.dtype)

@@ -27,7 +27,9 @@ class OneTokenAStep:
 
   def result(self, n):
     del self.left[n]
-    return Served([7] * len(self.got[n]), None, "length", [], deliveries=tuple(self.got[n]), ttft=1.0, latency=1.0, speculation={"on": False, "why": None})
+    return Served(
+        [7] * len(self.got[n]), None, "length", [], deliveries=tuple(self.got[n]), ttft=1.0, latency=1.0,
+        speculation={"on": False, "why": None})
 
 
 def test_throughput_while_the_load_is_held(monkeypatch):

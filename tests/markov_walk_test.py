@@ -75,7 +75,8 @@ def test_other_settings_stay_on_the_scan():
   d = drafter("markov", "tpu_interpret")
   sampling = make_sampling(1, 64, 1.0, top_k=5)
   text = jax.make_jaxpr(lambda keys: d.model.propose(
-      d.params, d.model.init_state(1, 16), jnp.array([3]), jnp.array([0]), keys, sampling).drafts)(sampling.position_keys(jnp.array([0]), 5))
+      d.params, d.model.init_state(1, 16), jnp.array([3]), jnp.array([0]), keys, sampling).drafts)(
+          sampling.position_keys(jnp.array([0]), 5))
   assert "markov_walk" not in str(text) and "scan" in str(text)
 
 
@@ -127,5 +128,6 @@ def test_where_no_kernel_runs(caplog):
   assert implementation_for("tpu", 1, table(50257, 256), keys) == "reference"
   assert implementation_for("gpu", 1, table(151936, 96), keys) == "reference"
   assert implementation_for("gpu", 1, table(151936, 256), jax.random.split(jax.random.key(0, impl="rbg"), (1, 1))) == "reference"
-  assert all(text in caplog.text for text in ("multiple of 16, not 50257", "power of two from 16 to 512, not 96", "threefry2x32 keys and not rbg"))
+  assert all(text in caplog.text for text in (
+      "multiple of 16, not 50257", "power of two from 16 to 512, not 96", "threefry2x32 keys and not rbg"))
   assert "one tile" in tpu.does_not_pay(table(4096, 256)) and tpu.does_not_pay(table(151936, 256)) is None

@@ -63,7 +63,8 @@ def recurrent_states_on_a_mesh():
   same_texts(((2, 2, 2), (1, 2, 4), (1, 1, 8)), target, drafter)
   mesh = sharding.make_mesh(1, 2, 4)
   with sharding.use(mesh):
-    state = jax.jit(lambda: sharding.constrain_state(decode.init_state(decode.make_method(target, drafter, None, "fixed", "token", False), 2, 64)))()
+    state = jax.jit(lambda: sharding.constrain_state(
+        decode.init_state(decode.make_method(target, drafter, None, "fixed", "token", False), 2, 64)))()
   memory = state.cache.states[0].memory
   assert memory.sharding.shard_shape(memory.shape) == (1, 1, *memory.shape[2:])
 
@@ -97,7 +98,9 @@ def engine_on_a_mesh(kernels=None):
   engine.run()
   assert [engine.result(n).tokens for n in numbers] == expected
   assert compiled == 0 and not any("compiled" in h for h in engine.stats()["health"]), (compiled, engine.stats()["health"])
-  refused("slots, and each of slot_buckets, must be multiples of the 4 devices", lambda: specdec_jax.Engine(target, drafter, slots=3, **options))
+  refused(
+      "slots, and each of slot_buckets, must be multiples of the 4 devices",
+      lambda: specdec_jax.Engine(target, drafter, slots=3, **options))
 
 
 def engine_with_kernels():
@@ -117,9 +120,13 @@ def sizes_that_do_not_divide():
   """C105: refused by the name of the array and the axis, or, of heads, kept whole."""
   mesh = sharding.make_mesh(2, 1, 4)
   shapes = lambda **changes: toys.target(**changes).params
-  refused("embedding [101, 32]: axis 0 of size 101 cannot be split over the 4 devices of mesh axis tensor", lambda: sharding.shardings(shapes(vocab=101), mesh))
+  refused(
+      "embedding [101, 32]: axis 0 of size 101 cannot be split over the 4 devices of mesh axis tensor",
+      lambda: sharding.shardings(shapes(vocab=101), mesh))
   refused("mlp/down/kernel [46, 32]: axis 0 of size 46", lambda: sharding.shardings(shapes(vocab=64, mlp=46), mesh))
-  refused("axis 1 of size 30 cannot be split over the 4 devices of mesh axis fsdp", lambda: sharding.shardings(shapes(vocab=64, width=30), sharding.make_mesh(1, 4, 2)))
+  refused(
+      "axis 1 of size 30 cannot be split over the 4 devices of mesh axis fsdp",
+      lambda: sharding.shardings(shapes(vocab=64, width=30), sharding.make_mesh(1, 4, 2)))
   refused("a batch of 3 rows cannot be split over the 2 devices of mesh axes data × fsdp", lambda: sharding.local_rows(mesh, 3))
   refused("needs 6 devices; there are 8", lambda: sharding.make_mesh(1, 2, 3))
   specs = sharding.shardings(shapes(vocab=64, heads=10, kv_heads=5), sharding.make_mesh(1, 4, 2))["layers"]["0"]["attention"]
@@ -152,15 +159,19 @@ def loss_over_a_split_vocabulary():
   counted = np.array([[True] * 3, [True, False, False]] * 4)
   gap = np.log(np.expm1(values))
   pairs = np.concatenate([np.stack([np.zeros_like(gap), gap], -1), np.full((8, 3, 14), -1e9, np.float32)], -1)[:, None]
-  model = types.SimpleNamespace(table=lambda params: jnp.eye(16), config=types.SimpleNamespace(candidates=0, model=types.SimpleNamespace(logit_cap=None)))
+  model = types.SimpleNamespace(
+      table=lambda params: jnp.eye(16), config=types.SimpleNamespace(candidates=0, model=types.SimpleNamespace(logit_cap=None)))
 
   def token_mean(rows, shift):
     out = types.SimpleNamespace(rows=rows + shift, confidence=None)
     zeros = jnp.zeros((8, 1, 3), jnp.int32)
-    return losses.block_loss(losses.BlockLoss(1.0, 0.0, 0.0, decay=None), model, None, out, rows, jnp.eye(16), Labels(zeros, zeros, counted[:, None]))[0]
+    return losses.block_loss(
+        losses.BlockLoss(1.0, 0.0, 0.0, decay=None), model, None, out, rows, jnp.eye(16), Labels(zeros, zeros, counted[:, None]))[0]
 
   def both():
-    return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(rows, table), jax.jit(jax.value_and_grad(token_mean, 1))(pairs, jnp.zeros(16))
+    return (
+        jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(rows, table),
+        jax.jit(jax.value_and_grad(token_mean, 1))(pairs, jnp.zeros(16)))
 
   expected, mean = both()
   assert abs(float(mean[0]) - 2.0) < 1e-5
@@ -274,7 +285,8 @@ def training_with_kernels():
 def packed_rows():
   """Forty packed rows as a data set."""
   rng, segments = np.random.default_rng(0), np.array([1] * 14 + [2] * 8 + [0] * 2, np.int32)
-  row = lambda: {"tokens": rng.integers(0, 59, 24).astype(np.int32), "segments": segments, "answer": (segments > 0) & (rng.random(24) < 0.9)}
+  row = lambda: {
+      "tokens": rng.integers(0, 59, 24).astype(np.int32), "segments": segments, "answer": (segments > 0) & (rng.random(24) < 0.9)}
   return grain.MapDataset.source([row() for _ in range(40)])
 
 
@@ -292,8 +304,8 @@ def train(folder, steps, mesh=None, before=lambda step: None, **options):
     return {**stream[step], "progress": np.float32(step / 20)}
 
   trainer.fit(
-      trainable, objective, adamw(learning_rate(1e-3, 20)), batch_at, steps, pathlib.Path(folder), 0, {"target": target.params, "frozen": frozen},
-      log_every=1, save_every=10, mesh=mesh)
+      trainable, objective, adamw(learning_rate(1e-3, 20)), batch_at, steps, pathlib.Path(folder), 0,
+      {"target": target.params, "frozen": frozen}, log_every=1, save_every=10, mesh=mesh)
 
 
 def losses_of(folder):

@@ -25,8 +25,8 @@ SLOW = (
 
 def run(*names):
   done = subprocess.run(
-      [sys.executable, "-m", "tests.mesh_cases", *names], env=os.environ | {"JAX_PLATFORMS": "cpu"}, cwd=ROOT, capture_output=True, text=True,
-      timeout=900)
+      [sys.executable, "-m", "tests.mesh_cases", *names], env=os.environ | {"JAX_PLATFORMS": "cpu"}, cwd=ROOT,
+      capture_output=True, text=True, timeout=900)
   assert done.returncode == 0, done.stderr[-2000:]
   return json.loads(done.stdout.splitlines()[-1])
 

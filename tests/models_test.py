@@ -77,7 +77,8 @@ def test_no_copy_of_the_cache_in_the_loop(stacked, batch):
   method = decode.make_method(target, None, None, "fixed", "token", False)
   state, transcript = decode.init_state(method, batch, 128), decode.init_transcript(method, batch, 40)
   limits = decode.Limits(jnp.full(batch, 40), jnp.full((batch, 1), -1))
-  text = decode._decode.lower(method, target.params, None, state, transcript, make_sampling(batch, 61), limits, jnp.int32(9)).compile().as_text()
+  text = decode._decode.lower(
+      method, target.params, None, state, transcript, make_sampling(batch, 61), limits, jnp.int32(9)).compile().as_text()
   buffer = state.cache.keys if stacked else state.cache.keys[0]
   size = sorted(buffer.shape)
   shapes = re.findall(r" = f32\[([\d,]+)\]\S* (copy|transpose)\(", text)

@@ -34,8 +34,9 @@ def test_the_published_drafter():
   c = DrafterConfig.from_published(DRAFTER)
   assert (c.draft_length, c.layout, c.model.windows, c.model.rotary.width) == (7, "dflash2", (2048,) * 5, 128)
   wanted = {
-      "fc.weight": (5120, 25600), "hidden_norm.weight": (5120,), "norm.weight": (5120,), "candidate_selector.predecessor_codebook": (248320, 256),
-      "candidate_selector.successor_codebook": (248320, 256), "candidate_selector.hidden_projection.weight": (256, 5120)}
+      "fc.weight": (5120, 25600), "hidden_norm.weight": (5120,), "norm.weight": (5120,),
+      "candidate_selector.predecessor_codebook": (248320, 256), "candidate_selector.successor_codebook": (248320, 256),
+      "candidate_selector.hidden_projection.weight": (256, 5120)}
   for i in range(5):
     wanted |= {f"layers.{i}.{name}": shape for name, shape in {
         "input_layernorm.weight": (5120,), "post_attention_layernorm.weight": (5120,), "self_attn.q_proj.weight": (4096, 5120),
@@ -52,7 +53,9 @@ def test_the_published_drafter():
   check_parameters(entries, params, besides=("embedding", "head"))
   sampling = make_sampling(1, c.model.vocab)
   made = jax.eval_shape(
-      lambda p: model.propose(p, model.init_state(1, 4096), jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32), sampling.position_keys(jnp.zeros(1, jnp.int32), 7), sampling),
+      lambda p: model.propose(
+          p, model.init_state(1, 4096), jnp.zeros(1, jnp.int32), jnp.zeros(1, jnp.int32),
+          sampling.position_keys(jnp.zeros(1, jnp.int32), 7), sampling),
       params)
   assert made.drafts.shape == (1, 7)
 
@@ -64,9 +67,10 @@ def test_the_published_target():
   wanted = {"model.embed_tokens.weight": (248320, 5120), "lm_head.weight": (248320, 5120), "model.norm.weight": (5120,)}
   for i in range(64):
     kinds = {
-        "linear_attn.in_proj_qkv.weight": (10240, 5120), "linear_attn.in_proj_z.weight": (6144, 5120), "linear_attn.in_proj_a.weight": (48, 5120),
-        "linear_attn.in_proj_b.weight": (48, 5120), "linear_attn.conv1d.weight": (10240, 1, 4), "linear_attn.A_log": (48,),
-        "linear_attn.dt_bias": (48,), "linear_attn.norm.weight": (128,), "linear_attn.out_proj.weight": (5120, 6144),
+        "linear_attn.in_proj_qkv.weight": (10240, 5120), "linear_attn.in_proj_z.weight": (6144, 5120),
+        "linear_attn.in_proj_a.weight": (48, 5120), "linear_attn.in_proj_b.weight": (48, 5120),
+        "linear_attn.conv1d.weight": (10240, 1, 4), "linear_attn.A_log": (48,), "linear_attn.dt_bias": (48,),
+        "linear_attn.norm.weight": (128,), "linear_attn.out_proj.weight": (5120, 6144),
     } if (i + 1) % 4 else {
         "self_attn.q_proj.weight": (12288, 5120), "self_attn.k_proj.weight": (1024, 5120), "self_attn.v_proj.weight": (1024, 5120),
         "self_attn.o_proj.weight": (5120, 6144), "self_attn.q_norm.weight": (256,), "self_attn.k_norm.weight": (256,)}
@@ -91,7 +95,8 @@ def test_the_published_target():
 def test_the_published_pair_on_a_mesh(transposed):
   """Gated queries and the projections of delta nets are split as plain ones are; next to nothing lies whole on every device."""
   mesh = jax.sharding.AbstractMesh((1, 2, 4), sharding.AXES)
-  for entries in (layout.decoder_entries(ModelConfig.from_published(TARGET)), layout.drafter_entries(DrafterConfig.from_published(DRAFTER))):
+  for entries in (layout.decoder_entries(ModelConfig.from_published(TARGET)),
+                  layout.drafter_entries(DrafterConfig.from_published(DRAFTER))):
     whole = split = 0
     for e in entries:
       shape = e.parameter_shape(transposed)
@@ -100,7 +105,8 @@ def test_the_published_pair_on_a_mesh(transposed):
       split += math.prod(shape) / math.prod(sharding.ways(mesh, names) for names in spec)
       if e.path == ("layers", "3", "attention", "q", "kernel"):
         assert (shape, tuple(spec)) == (
-            ((4, 6, 2, 256, 5120), ("tensor", None, None, None, "fsdp")) if transposed else ((5120, 4, 6, 2, 256), ("fsdp", "tensor", None, None, None)))
+            ((4, 6, 2, 256, 5120), ("tensor", None, None, None, "fsdp")) if transposed
+            else ((5120, 4, 6, 2, 256), ("fsdp", "tensor", None, None, None)))
     assert split < 0.14 * whole
 
 
@@ -122,8 +128,9 @@ def test_a_small_pair_of_the_same_form_decodes(tmp_path):
   target = specdec_jax.load_target(tmp_path / "target")
 
   mine = copy.deepcopy(DRAFTER) | {
-      "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_target_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-      "head_dim": 8, "intermediate_size": 80, "max_position_embeddings": 512, "layer_types": ["sliding_attention"] * 2, "sliding_window": 12}
+      "vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_target_layers": 4, "num_attention_heads": 4,
+      "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 80, "max_position_embeddings": 512,
+      "layer_types": ["sliding_attention"] * 2, "sliding_window": 12}
   mine["dflash_config"] |= {"selector_rank": 8, "selector_top_k": 16, "mask_token_id": 94, "target_layer_ids": [0, 1, 2]}
   d = DrafterConfig.from_published(mine)
   made = toys.random_params(drafter_model(d).init_params, 1)

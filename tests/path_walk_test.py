@@ -28,7 +28,8 @@ def test_a_drafter_drafts_the_same_with_the_kernel(temperature):
 
   def rounds(kernels):
     model = dataclasses.replace(drafter.model, kernels=kernels)
-    done = specdec_jax.generate(target, dataclasses.replace(drafter, model=model), [[3, 1, 4], [2] * 6], 12, temperature, seed=[1, 2], ignore_eos=True)
+    done = specdec_jax.generate(
+        target, dataclasses.replace(drafter, model=model), [[3, 1, 4], [2] * 6], 12, temperature, seed=[1, 2], ignore_eos=True)
     return [(c.tokens, c.rounds) for c in done]
 
   assert rounds("reference") == rounds("tpu_interpret")
@@ -72,8 +73,10 @@ def test_ties_and_malformed_rows(implementation):
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({"unary": jnp.zeros((3, 4, 6))}, r"unary must be \(3, 4, 5\), not \(3, 4, 6\)"), ({"gate": jnp.zeros((3, 4, 9))}, r"gate must be \(3, 4, 8\)"),
-    ({"noise": jnp.zeros((3, 4, 5))}, "temperature and noise go together"), ({"anchor": jnp.zeros((3, 1), jnp.int32)}, r"anchor must be \(3,\)"),
+    ({"unary": jnp.zeros((3, 4, 6))}, r"unary must be \(3, 4, 5\), not \(3, 4, 6\)"),
+    ({"gate": jnp.zeros((3, 4, 9))}, r"gate must be \(3, 4, 8\)"),
+    ({"noise": jnp.zeros((3, 4, 5))}, "temperature and noise go together"),
+    ({"anchor": jnp.zeros((3, 1), jnp.int32)}, r"anchor must be \(3,\)"),
     ({"ids": jnp.zeros((3, 4), jnp.int32)}, r"ids must be \[B,L,C\]")], ids=["unary", "gate", "noise", "anchor", "ids"])
 def test_wrong_shapes_are_named(changes, message):
   with pytest.raises(ValueError, match="path_walk: " + message):

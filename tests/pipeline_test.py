@@ -45,7 +45,8 @@ def test_loss_is_on_what_the_assistant_said():
 
 def test_a_template_that_rewrites_is_refused():
   tokenizer = train_bpe(["hi"] * 3, 270)
-  rewriting = type(tokenizer)(tokenizer.backend, "{{ messages|length }}{% for m in messages %}{{ m['content'] }}{% endfor %}", tokenizer.special)
+  rewriting = type(tokenizer)(
+      tokenizer.backend, "{{ messages|length }}{% for m in messages %}{{ m['content'] }}{% endfor %}", tokenizer.special)
   with pytest.raises(ValueError, match="rewrites earlier turns"):
     encode_conversation(rewriting, [USER, ANSWER])
 

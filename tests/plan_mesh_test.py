@@ -13,7 +13,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("package, config", [
-    ("libtpu", "configs/qwen3_4b/plan.py:v5e"), ("jax_plugins.xla_cuda13", "configs/qwen3_4b/plan.py:h200"), ("libtpu", "configs/qwen3_14b/plan.py")])
+    ("libtpu", "configs/qwen3_4b/plan.py:v5e"), ("jax_plugins.xla_cuda13", "configs/qwen3_4b/plan.py:h200"),
+    ("libtpu", "configs/qwen3_14b/plan.py")])
 def test_plan(tmp_path, package, config):
   if importlib.util.find_spec(package.split(".")[0]) is None or importlib.util.find_spec(package) is None:
     pytest.skip(f"the package {package} is not installed: there is no compiler for this topology")

@@ -65,7 +65,8 @@ def test_flattened_rows_of_several_slots(kernels):
   state = decode.init_state(method, 4, 64, "float32")
   _, _, cache = target.decoder.apply({"params": target.params}, jnp.arange(4 * 20).reshape(4, 20) % 59, state.cache)
   cache = cache.replace(lengths=jnp.array([3, 20, 11, 7]), values=cache.values.at[1, 2, :, 4].set(0))
-  state = state.replace(cache=cache, anchor=jnp.array([5, 6, 7, 8]), finish=jnp.array([decode.RUNNING, decode.STOP, decode.RUNNING, decode.RUNNING]))
+  state = state.replace(
+      cache=cache, anchor=jnp.array([5, 6, 7, 8]), finish=jnp.array([decode.RUNNING, decode.STOP, decode.RUNNING, decode.RUNNING]))
   made = decode.draft(method, drafter.params, state, make_sampling(4, 61), decode.Limits(jnp.full(4, 9), jnp.full((4, 1), -1)))
   made = dataclasses.replace(made, lengths=jnp.array([3, 0, 0, 2]))
   broken = jax.tree.map(lambda x: x, target.params)
@@ -90,7 +91,8 @@ def small(op: str, name: str) -> dict:
 
 
 @pytest.mark.parametrize(("op", "case", "change", "message"), [
-    ("ragged_verify", "tiles", {"keys": np.zeros((4, 2, 1100, 32))}, r"ragged_verify: keys must be \(4, 2, 32, 1100\).*not \(4, 2, 1100, 32\)"),
+    ("ragged_verify", "tiles", {"keys": np.zeros((4, 2, 1100, 32))},
+     r"ragged_verify: keys must be \(4, 2, 32, 1100\).*not \(4, 2, 1100, 32\)"),
     ("ragged_verify", "tiles", {"slot": None}, "slot and offset come together"),
     ("ragged_verify", "tiles", {"offset": np.zeros(3, np.int32)}, r"offset must be \(12,\)"),
     ("ragged_verify", "one_token", {"width": 2}, r"q must be \(8, 2, 2, 32\)"),

@@ -44,7 +44,9 @@ def test_golden_schedules(path):
   f = np.load(path)
   checked = compared = 0
   for case in [k.removesuffix("_conf") for k in f.files if k.endswith("_conf")]:
-    g = {k: f[f"{case}_{k}"] for k in ("conf", "sps", "early_lengths", "early_theta", "global_lengths", "global_theta", "decision_margin", "survival", "theta_path", "order", "early_stop_index")}
+    g = {k: f[f"{case}_{k}"] for k in (
+        "conf", "sps", "early_lengths", "early_theta", "global_lengths", "global_theta", "decision_margin", "survival", "theta_path",
+        "order", "early_stop_index")}
     early, best, theta_early, theta_best, survival = map(np.asarray, both(g["conf"].astype(np.float32), g["sps"][1:].astype(np.float32)))
     np.testing.assert_allclose(survival, g["survival"], rtol=1e-5, atol=1e-7)
     assert theta_best == pytest.approx(float(g["global_theta"]), rel=1e-5), case
@@ -74,7 +76,8 @@ def test_golden_calibration(path, monkeypatch):
   np.testing.assert_allclose(temperatures, f["sts_temperatures"], atol=1e-9)
   for t, name in ((None, "before"), (temperatures, "after")):
     found = calibrate.assess(calibrate.survivals(logits, t), accepted, observed)
-    for mine, theirs in (("ece", "ece"), ("auc", "auc"), ("brier", "brier"), ("prediction", "pred_mean"), ("outcome", "target_mean"), ("samples", "total_weight")):
+    for mine, theirs in (("ece", "ece"), ("auc", "auc"), ("brier", "brier"), ("prediction", "pred_mean"),
+                         ("outcome", "target_mean"), ("samples", "total_weight")):
       np.testing.assert_allclose(numbers(found[mine]), f[f"{name}_{theirs}"], atol=2e-6, err_msg=f"{name} {mine}")
     means = [found[f"mean_{k}"] for k in ("ece", "auc", "brier", "prediction", "outcome")]
     np.testing.assert_allclose(numbers(means), f[f"{name}_summary"], atol=2e-6)
@@ -112,11 +115,12 @@ def test_ties_go_by_request_then_position():
 def test_what_is_no_probability_counts_as_zero(bad):
   c = jnp.array([[0.9, bad, 0.9], [0.8, 0.8, 0.8]])
   sps = jnp.full(8, 10.0)
-  for run in (lambda: schedule.causal(c, sps), lambda: schedule.unconstrained(c, sps), lambda: schedule.by_rank(c, 9), lambda: schedule.by_threshold(c, 0.1),
-              lambda: schedule.asynchronous(c, c, sps)):
+  for run in (lambda: schedule.causal(c, sps), lambda: schedule.unconstrained(c, sps), lambda: schedule.by_rank(c, 9),
+              lambda: schedule.by_threshold(c, 0.1), lambda: schedule.asynchronous(c, c, sps)):
     assert ints(run()) == [1, 3]
   assert int(schedule.invalid(c)) == 1 and int(schedule.invalid(jnp.clip(c, 0, 1))) == int(np.isnan(bad))
-  assert ints(schedule.causal(jnp.zeros((3, 4)), jnp.full(15, 10.0))) == [0, 0, 0]  # C35: nothing to draft, every request keeps its own token.
+  # C35: nothing to draft, every request keeps its own token.
+  assert ints(schedule.causal(jnp.zeros((3, 4)), jnp.full(15, 10.0))) == [0, 0, 0]
 
 
 def test_stairs():
@@ -127,7 +131,9 @@ def test_stairs():
   assert ints(schedule.unconstrained(c, stairs)) == [4, 4] == ints(schedule.asynchronous(c, c, stairs))
   low = jnp.full((2, 4), 0.1)
   assert ints(schedule.asynchronous(c, low, stairs)) == [0, 0]
-  assert ints(schedule.asynchronous(jnp.array([[0.9, 0.9, 0.2, 0.2], [0.3, 0.3, 0.3, 0.3]]), jnp.array([[0.9, 0.9, 0.0, 0.0], [0.0] * 4]), jnp.array([9.0] * 10))) == [2, 0]
+  assert ints(schedule.asynchronous(
+      jnp.array([[0.9, 0.9, 0.2, 0.2], [0.3, 0.3, 0.3, 0.3]]), jnp.array([[0.9, 0.9, 0.0, 0.0], [0.0] * 4]),
+      jnp.array([9.0] * 10))) == [2, 0]
   with pytest.raises(ValueError, match="2 entries for steps of up to 5 tokens"):  # Tokens beyond the table would be free.
     schedule.causal(jnp.full((1, 4), 0.5), jnp.array([10.0, 9.0]))
 
@@ -164,7 +170,8 @@ def test_schedules_are_exact(rule):
   confidence = jnp.asarray([[np.random.default_rng([5, *x[:k]]).uniform(0.3, 1.0) for k in range(3)] for x in t.paths])
   sps = jnp.array([10.0, 9.0, 8.0, 5.0])
   older = jnp.asarray(np.random.default_rng(1).uniform(0.3, 1.0, (1, 3)))
-  for run in (lambda c: schedule.causal(c, sps), lambda c: schedule.by_threshold(c, 0.4), lambda c: schedule.asynchronous(c, older, sps), lambda c: schedule.by_rank(c, 2)):
+  for run in (lambda c: schedule.causal(c, sps), lambda c: schedule.by_threshold(c, 0.4),
+              lambda c: schedule.asynchronous(c, older, sps), lambda c: schedule.by_rank(c, 2)):
     lengths = jnp.concatenate([run(c[None]) for c in confidence])
     assert error(emitted(p, t, *outcomes(t.p, t.claimed, jnp.asarray(t.paths), lengths, rule)), p) < 1e-6
 
@@ -192,7 +199,9 @@ def test_noise_does_not_come_back_through_a_neighbour():
   """Requests that share a budget: with keys by round the second token is the target's; mutant: keys by output position draw the
   discarded drafts' noise again, after a neighbour's length has told of it."""
   n = 40_000
-  zero = [float((jax.jit(jax.vmap(lambda s, b=b: two_requests(s, b)))(jnp.arange(n, dtype=jnp.uint32))[:, 1] == 0).mean()) for b in (False, True)]
+  zero = [
+      float((jax.jit(jax.vmap(lambda s, b=b: two_requests(s, b)))(jnp.arange(n, dtype=jnp.uint32))[:, 1] == 0).mean())
+      for b in (False, True)]
   assert abs(zero[0] - 0.5) < 4.5 * 0.5 / n**0.5 and zero[1] > 0.52
 
 
@@ -205,7 +214,8 @@ def test_few_samples():
   observed[:3], accepted[:3] = 5, 5
   notes = []
   temperatures = calibrate.fit(logits, np.minimum(accepted, observed), observed, notes)
-  assert temperatures[4] == temperatures[5] == 1.0 and np.all(np.isfinite(temperatures)) and np.all((temperatures >= 0.2) & (temperatures <= 5))
+  assert temperatures[4] == temperatures[5] == 1.0 and np.all(np.isfinite(temperatures)) and (
+      np.all((temperatures >= 0.2) & (temperatures <= 5)))
   assert temperatures[0] > 1.2  # The logits are twice too sure.
   assert notes == ["position 5: 3 samples, 3 of them accepted; temperature 1", "position 6: 0 samples, 0 of them accepted; temperature 1"]
   found = calibrate.assess(calibrate.survivals(logits, temperatures), np.minimum(accepted, observed), observed)
@@ -230,6 +240,7 @@ def test_calibration_files_and_refusals(tmp_path):
     calibrate.blocks([whole, completion("stop", [(2, 1, 2)], [[1, 2, 3]])], [9], 3, 20)
   assert calibrate.blocks([whole], [9], 3, 20)[1].tolist() == [3, 2]
   sweep = calibrate.threshold_sweep(np.array([[0.9, 0.5], [0.8, 0.1]]), np.array([2, 0]), (0.0, 0.6, 0.95))
-  assert [(x["accepted_drafts"], x["rejected_drafts"], x["draft_acceptance_rate"]) for x in sweep] == [(1.0, 1.0, 0.5), (0.5, 0.5, 0.5), (0.0, 0.0, None)]
+  assert [(x["accepted_drafts"], x["rejected_drafts"], x["draft_acceptance_rate"]) for x in sweep] == [
+      (1.0, 1.0, 0.5), (0.5, 0.5, 0.5), (0.0, 0.0, None)]
   with pytest.raises(ValueError, match="counts from 0 to 3"):
     calibrate.fit(np.zeros((2, 3)), np.array([4, 0]))

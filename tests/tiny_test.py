@@ -67,7 +67,8 @@ def test_padded_head_rows_are_never_emitted():
   target = specdec_jax.load_target("tiny")
   head = target.params["head"]["kernel"]
   rows = lambda table, fill: jnp.concatenate([table, jnp.full((40, table.shape[1]), fill)])
-  params = {**target.params, "embedding": rows(target.params["embedding"], 0.0), "head": {"kernel": jnp.concatenate([head, 50 * head[:40]])}}
+  params = {
+      **target.params, "embedding": rows(target.params["embedding"], 0.0), "head": {"kernel": jnp.concatenate([head, 50 * head[:40]])}}
   config = dataclasses.replace(target.config, vocab=target.config.vocab + 40)
   padded = dataclasses.replace(target, config=config, decoder=dataclasses.replace(target.decoder, config=config), params=params)
   prompt = [target.tokenizer.encode("def add(a, b):")]

@@ -26,7 +26,8 @@ def model_config(**changes) -> ModelConfig:
 HYBRID = dict(
     family="qwen3_5_text", rotary=Rotary(1e4, 4), recurrent=(0, 1), delta=DeltaConfig(key_heads=2, value_heads=4, key_dim=8, value_dim=6))
 GEMMA = dict(
-    family="gemma4_text", windows=(6, None, 6), full=FullAttention(16, 1, Rotary(1e6, 16, "proportional", (("partial_rotary_factor", 0.25),)), True),
+    family="gemma4_text", windows=(6, None, 6),
+    full=FullAttention(16, 1, Rotary(1e6, 16, "proportional", (("partial_rotary_factor", 0.25),)), True),
     logit_cap=30.0, activation="gelu_pytorch_tanh", tied=True)
 
 

@@ -92,7 +92,8 @@ def test_training_blocks_equal_decoding_blocks():
   _, batch, _ = blocks([[4, 8]] * 2, [[True, True]] * 2)
   out = jax.jit(drafter.model.block_outputs)(drafter.params, batch)
   model, n = drafter.model, 8
-  state = jax.jit(model.extend)(drafter.params, model.init_state(1, 32), batch.features[:1, :n], None, batch.positions[:1, :n], jnp.array([n]))
+  state = jax.jit(model.extend)(
+      drafter.params, model.init_state(1, 32), batch.features[:1, :n], None, batch.positions[:1, :n], jnp.array([n]))
   hidden = jax.jit(model.network.apply, static_argnames="method")(
       {"params": drafter.params}, list(zip(state.keys, state.values)), batch.tokens[:1, 1:, 0], n + jnp.arange(5)[None, None],
       jnp.array([[n]]), jnp.ones((1, 1), bool), method="hidden")
@@ -125,7 +126,8 @@ def test_loss_terms_by_hand():
   c = np.array([0.3, -1.0])
   logs = lambda p: jnp.log(p)[None, None]  # Logits as rows of an identity table.
   out = DraftOutputs(logs(p_draft), logs(p_draft), confidence=jnp.asarray(c)[None, None])
-  model = types.SimpleNamespace(table=lambda params: jnp.eye(2), config=types.SimpleNamespace(candidates=0, model=types.SimpleNamespace(logit_cap=None)))
+  model = types.SimpleNamespace(
+      table=lambda params: jnp.eye(2), config=types.SimpleNamespace(candidates=0, model=types.SimpleNamespace(logit_cap=None)))
   total, m = losses.block_loss(losses.BlockLoss(0.1, 0.9, 1.0, decay=4.0), model, None, out, logs(p_target), jnp.eye(2), labels)
   w = np.exp(-np.arange(2) / 4)
   mean = lambda x: (x * w).sum() / (w.sum() + 1e-6)
@@ -167,7 +169,8 @@ def test_schedule_of_the_learning_rate():
   for _ in range(100):
     change, state = tx.update({"w": jnp.ones(())}, state, params)
     steps.append(-float(change["w"]))
-  assert steps[0] == pytest.approx(0.05, rel=1e-3) and steps[4] == pytest.approx(0.25, rel=1e-3) and max(steps) == pytest.approx(0.5, rel=1e-3)
+  assert steps[0] == pytest.approx(0.05, rel=1e-3) and steps[4] == pytest.approx(0.25, rel=1e-3) and (
+      max(steps) == pytest.approx(0.5, rel=1e-3))
   assert steps[99] == pytest.approx(0.1, rel=0.02)
 
 
@@ -178,7 +181,8 @@ def quadratic(params, batch, key, constants):
 
 def fit(folder, steps, total=12, **kw):
   tx = adamw(learning_rate(0.1, total))
-  return trainer.fit({"w": jnp.arange(3.0)}, quadratic, tx, lambda i: np.float32(i % 5), steps, folder, 3, jnp.float32(2), log_every=1, save_every=6, **kw)
+  return trainer.fit(
+      {"w": jnp.arange(3.0)}, quadratic, tx, lambda i: np.float32(i % 5), steps, folder, 3, jnp.float32(2), log_every=1, save_every=6, **kw)
 
 
 def test_resume_gives_the_same_numbers(tmp_path):
@@ -221,7 +225,8 @@ def test_an_evaluation_that_fails_is_done_again(tmp_path):
     log.write('{"step": 9, "loss": 1}\n{"ste')  # A killed run got further than its checkpoint.
   fit(tmp_path, 12, evaluate=functools.partial(evaluate, broken=False))
   rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-  assert [r["step"] for r in rows] == [1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 10, 11, 12, 12] and [r["step"] for r in rows if "found" in r] == [6, 12]
+  assert [r["step"] for r in rows] == [1, 2, 3, 4, 5, 6, 6, 7, 8, 9, 10, 11, 12, 12] and (
+      [r["step"] for r in rows if "found" in r] == [6, 12])
   seconds = [r["seconds"] for r in rows if "seconds" in r]
   assert seconds == sorted(seconds)
 
@@ -285,7 +290,8 @@ def test_loss_memory_is_flat_in_the_vocabulary():
   def temporary(vocab, chunk=2000):
     shape = lambda *s: jax.ShapeDtypeStruct(s, jnp.float32)
     loss = lambda x, t, y, u, z: losses.vocab_terms(x, t, y, u, z, 1, chunk).l1.sum()
-    lowered = jax.jit(jax.grad(loss)).lower(shape(256, 16), shape(vocab, 16), shape(256, 16), shape(vocab, 16), jax.ShapeDtypeStruct((256,), jnp.int32))
+    lowered = jax.jit(jax.grad(loss)).lower(
+        shape(256, 16), shape(vocab, 16), shape(256, 16), shape(vocab, 16), jax.ShapeDtypeStruct((256,), jnp.int32))
     return lowered.compile().memory_analysis().temp_size_in_bytes
 
   small, large = temporary(8_000), temporary(32_000)
@@ -313,7 +319,7 @@ def test_loss_in_float32():
   assert np.linalg.norm(ours - exact) < 0.01 * np.linalg.norm(exact)
 
 
-_DEVICES = """
+_DEVICES = ("""
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from specdec_jax.training import losses
@@ -324,7 +330,8 @@ values = np.array([[1.0, 1.0, 1.0], [5.0, 0.3, 0.3]] * 2, np.float32)
 counted = np.array([[True] * 3, [True, False, False]] * 2)
 gap = np.log(np.expm1(values))  # -log softmax([0, gap])[0] = value
 rows = np.stack([np.zeros_like(gap), gap], -1)[:, None]
-model = types.SimpleNamespace(table=lambda params: jnp.eye(2), config=types.SimpleNamespace(candidates=0, model=types.SimpleNamespace(logit_cap=None)))
+model = types.SimpleNamespace(table=lambda params: jnp.eye(2), """
+    """config=types.SimpleNamespace(candidates=0, model=types.SimpleNamespace(logit_cap=None)))
 def loss(rows, counted, shift):
   out = types.SimpleNamespace(rows=rows + shift, confidence=None)
   labels = Labels(jnp.zeros((4, 1, 3), jnp.int32), jnp.zeros((4, 1, 3), jnp.int32), counted[:, None])
@@ -338,13 +345,14 @@ for n in (1, 2, 4):
 assert abs(found[0][0] - 2.0) < 1e-5, found
 for value, gradient in found[1:]:
   assert abs(value - found[0][0]) < 1e-6 and np.abs(gradient - found[0][1]).max() < 1e-6, found
-"""
+""")
 
 
 def test_token_mean_across_devices():
   """C83: sums first, divided last, over all devices: 2.0, where a mean of means gives 3.0; 1, 2 and 4 devices agree."""
   environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-  done = subprocess.run([sys.executable, "-c", _DEVICES], env=environment, cwd=pathlib.Path(__file__).parents[1], capture_output=True, text=True)
+  done = subprocess.run(
+      [sys.executable, "-c", _DEVICES], env=environment, cwd=pathlib.Path(__file__).parents[1], capture_output=True, text=True)
   assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -126,7 +126,9 @@ def frequencies(p, q, recovery=None):
   verdict = jax.jit(verify.accept)(many(jnp.stack([p, p])), many(q[None]), drafts[:, None], jnp.ones(TRIALS, jnp.int32), keys)
   recovered = verdict.next_token
   if recovery is not None:
-    recovered = draw(keys[:, 0], verify.next_distribution(many(jnp.stack([p, p])), many(q[None]), jnp.zeros(TRIALS, jnp.int32), jnp.ones(TRIALS)), recovery)
+    recovered = draw(
+        keys[:, 0], verify.next_distribution(
+            many(jnp.stack([p, p])), many(q[None]), jnp.zeros(TRIALS, jnp.int32), jnp.ones(TRIALS)), recovery)
   return np.bincount(jnp.where(verdict.accepted == 1, drafts, recovered), minlength=len(p)) / TRIALS
 
 

@@ -33,5 +33,6 @@ def plan(target: str, topology: str, training, rows: int, decoding) -> ml_collec
   c.topology = topology
   c.what = ("training", "decoding")
   c.training = ml_collections.ConfigDict(dict(mesh=dict(zip(AXES, training)), batch=512, rows=rows, row_length=4096, anchors=512))
-  c.decoding = ml_collections.ConfigDict(dict(mesh=dict(zip(AXES, decoding)), slots=16, length=4096, buckets=(16, 64, 128), replicated=False))
+  c.decoding = ml_collections.ConfigDict(dict(
+      mesh=dict(zip(AXES, decoding)), slots=16, length=4096, buckets=(16, 64, 128), replicated=False))
   return c

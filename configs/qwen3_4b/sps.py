@@ -1,7 +1,7 @@
 """Cost tables of Qwen3-4B with DSpark's published drafter, random weights in bfloat16: time does not depend on them.
 
   python -m experiments.profile_sps --config=configs/qwen3_4b/sps.py --workdir=runs/qwen3_4b_sps
-  python -m experiments.profile_sps --config=configs/qwen3_4b/sps.py:wide --workdir=runs/wide_sps    (5 draft layers of width 5120, DFlash 2)
+  python -m experiments.profile_sps --config=configs/qwen3_4b/sps.py:wide --workdir=runs/wide_sps  (5 draft layers of width 5120, DFlash 2)
 
 One GPU or TPU of 24 GB or more; two minutes, most of them compilation. Not measured.
 """

@@ -5,8 +5,8 @@
 
 2 CPU cores, hours. Every drafter of this folder shares the responses and, where its taps are the same, the features. responses.jsonl holds
 230,877 tokens that the target answered to the questions below (1460 answers cut at 128 tokens, 539 complete, 40 minutes of two cores), two
-domains of which are Python 3.11's own sources and documentation: under another version leave --config.responses out, and they are made anew.
-Accepted lengths: docs/results.md.
+domains of which are Python 3.11's own sources and documentation: under another version leave --config.responses out, and they are made
+anew. Accepted lengths: docs/results.md.
 """
 
 import ml_collections

@@ -14,6 +14,7 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c = engine.get_config(variant)
   c.target, c.drafter = "smollm2", ""
   c.recipe = ml_collections.ConfigDict(dict(anchors=0, mask_token="<|endoftext|>", drafter=dict(
-      kind="block", layers=5, block=7, taps=(1, 8, 15, 22, 28), own_embedding=False, head="markov", rank=256, confidence=True, confidence_with_head=True)))
+      kind="block", layers=5, block=7, taps=(1, 8, 15, 22, 28), own_embedding=False, head="markov", rank=256,
+      confidence=True, confidence_with_head=True)))
   c.slots, c.rounds, c.repeats, c.turns = ((1, 4), 20, 3, 3) if variant == "full" else ((1,), 2, 2, 1)
   return c

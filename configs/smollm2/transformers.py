@@ -1,6 +1,7 @@
 """SmolLM2-135M-Instruct here and in Hugging Face transformers, float32, one request at once.
 
-  make smollm2 && .venv/bin/python -m experiments.bench_transformers --config=configs/smollm2/transformers.py --workdir=runs/smollm2_transformers
+  make smollm2 &&
+    .venv/bin/python -m experiments.bench_transformers --config=configs/smollm2/transformers.py --workdir=runs/smollm2_transformers
 
 2 CPU cores, 20 minutes; pip install -e '.[transformers]' first. Goals: 2.2 times transformers for the target alone, 4 times its prompt
 lookup with a drafter. Ours: docs/results.md.

@@ -38,5 +38,6 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
     c.misreport, c.drafters, c.draft_lengths, c.temperatures, c.requests = True, ("tiny/dspark",), (7,), (0.0, 1.0), 40
   if variant == "smoke":
     c.drafters, c.prompts, c.draft_lengths, c.batches = ("tiny/dspark",), ml_collections.ConfigDict(dict(chat="tiny")), (2,), (4,)
-    c.prompts_per_dataset, c.max_new_tokens, c.samples, c.positions, c.temperatures, c.top_ps, c.requests = 2, 8, 8, 2, (0.0, 1.0), (0.9,), 2
+    c.prompts_per_dataset, c.max_new_tokens, c.samples, c.positions, c.temperatures, c.top_ps, c.requests = (
+        2, 8, 8, 2, (0.0, 1.0), (0.9,), 2)
   return c

@@ -37,10 +37,12 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.calibration = calibrate.get_config()
   c.calibration.samples, c.calibration.batch = 2, 4
   c.lossless = lossless.get_config()
-  c.lossless.requests, c.lossless.batches, c.lossless.draft_lengths, c.lossless.temperatures, c.lossless.top_ps = 8, (4,), (7,), (0.0, 1.0), (1.0,)
+  c.lossless.requests, c.lossless.batches, c.lossless.draft_lengths, c.lossless.temperatures, c.lossless.top_ps = (
+      8, (4,), (7,), (0.0, 1.0), (1.0,))
   if variant == "smoke":
     c.prompts_per_part, c.max_new_tokens, c.temperatures = 4, 16, (0.0,)
-    c.recipe.documents, c.recipe.max_new_tokens, c.recipe.steps, c.recipe.anchors, c.recipe.evaluation_prompts, c.recipe.response_batch = 4, 16, 2, 8, 1, 4
+    c.recipe.documents, c.recipe.max_new_tokens, c.recipe.steps, c.recipe.anchors, c.recipe.evaluation_prompts, c.recipe.response_batch = (
+        4, 16, 2, 8, 1, 4)
     c.recipe.row_length = 160
     c.calibration.samples, c.calibration.max_new_tokens = 1, 16
     c.lossless.requests, c.lossless.max_new_tokens, c.lossless.temperatures = 2, 8, (0.0,)

@@ -16,8 +16,9 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.mask_token = "<|mask|>"
   c.backbone = ml_collections.ConfigDict(dict(kind="block", layers=2, block=7, taps=(1, 4, 6), own_embedding=False))
   forms = {
-      "backbone": {}, "confidence": dict(confidence=True), "Markov head": dict(head="markov", rank=64), "gated head": dict(head="gated", rank=64),
-      "RNN head": dict(head="rnn", rank=64), "convolution": dict(conv=2, conv_group=16), "path selector": dict(head="selector", rank=64, candidates=16),
+      "backbone": {}, "confidence": dict(confidence=True), "Markov head": dict(head="markov", rank=64),
+      "gated head": dict(head="gated", rank=64), "RNN head": dict(head="rnn", rank=64), "convolution": dict(conv=2, conv_group=16),
+      "path selector": dict(head="selector", rank=64, candidates=16),
       "convolution and selector": dict(conv=2, conv_group=16, head="selector", rank=64, candidates=16)}
   c.forms = ml_collections.ConfigDict(forms)
   c.slots = (1, 16)

@@ -2,7 +2,8 @@
 
   python -m experiments.train_drafter --config=configs/tiny_hybrid/dspark.py --workdir=runs/tiny_hybrid_dspark
 
-One CPU core, 7 minutes. Fewer prompts and steps than configs/tiny/dspark.py: these weights are there so that recurrent targets are exercised.
+One CPU core, 7 minutes. Fewer prompts and steps than configs/tiny/dspark.py: these weights are
+there so that recurrent targets are exercised.
 """
 
 import ml_collections

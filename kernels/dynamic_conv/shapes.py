@@ -46,5 +46,6 @@ CASES = (
     case("many_channels", (2, 7 * 5, 768), 5, 16),
     *released("4b_one", 1, 7, 2560), *released("4b_64", 64, 7, 2560), *released("27b_one", 1, 8, 5120), *released("27b_16", 16, 8, 5120),
     case("4b_training", (4, 512 * 7, 2560), 7, 16, dtype="bfloat16", part=0, large=True),
-    *((case(f"27b_training_{n}", (2, 512 * 8, 5120), 8, 16, dtype=t, part=1, residual=True, large=True)) for n, t in (("bf16", "bfloat16"), ("f32", "float32"))),
+    *((case(f"27b_training_{n}", (2, 512 * 8, 5120), 8, 16, dtype=t, part=1, residual=True, large=True))
+      for n, t in (("bf16", "bfloat16"), ("f32", "float32"))),
 )

@@ -16,7 +16,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 LANES, SUBLANES = 128, 8
-TILE_BYTES, LEAST_STEPS = 2**20, 8  # of x in one step of the grid; steps, while there are chunks: what one computes hides what another moves
+# of x in one step of the grid; steps, while there are chunks: what one computes hides what another moves
+TILE_BYTES, LEAST_STEPS = 2**20, 8
 CHUNK_ROWS = 32
 MOST_CHUNK_BYTES = 2**23  # of all taps in float32
 VMEM_BYTES = 48 * 2**20
@@ -57,7 +58,8 @@ def unsupported(x, slots: int, taps: int, group: int) -> str | None:
   rows, width = x.size // x.shape[-1], pl.cdiv(x.shape[-1], LANES) * LANES
   chunk = chunk_rows(rows, slots, 4 // x.dtype.itemsize)
   if 4 * chunk * taps * width > MOST_CHUNK_BYTES:
-    return f"{taps} taps over {chunk} rows (whole blocks of {slots} slots in whole registers) of {width} channels are too much for a TPU's VMEM"
+    return (f"{taps} taps over {chunk} rows (whole blocks of {slots} slots in whole registers) of {width} channels "
+            "are too much for a TPU's VMEM")
   return None
 
 
@@ -232,7 +234,8 @@ def forward(x, base, dynamic, residual, *, slots: int, group: int, part: int, in
   return pl.pallas_call(
       functools.partial(forward_kernel, plan), grid=(pl.cdiv(plan.rows, plan.tile),),
       in_specs=[row, base_spec, dynamic_spec] + [row] * len(more), out_specs=row, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
-      compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",), vmem_limit_bytes=VMEM_BYTES), interpret=interpret)(x, base, dynamic, *more)
+      compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",), vmem_limit_bytes=VMEM_BYTES),
+      interpret=interpret)(x, base, dynamic, *more)
 
 
 def backward(x, base, dynamic, grad, *, slots: int, group: int, part: int, interpret=False):
@@ -242,8 +245,11 @@ def backward(x, base, dynamic, grad, *, slots: int, group: int, part: int, inter
   return pl.pallas_call(
       functools.partial(backward_kernel, plan), grid=(pl.cdiv(plan.rows, plan.tile),),
       in_specs=[row, base_spec, dynamic_spec, row],
-      out_specs=[row, pl.BlockSpec((taps, plan.width), lambda i: (0, 0)), pl.BlockSpec((plan.tile, pl.cdiv(one, LANES) * LANES), lambda i: (i, 0))],
+      out_specs=[row, pl.BlockSpec((taps, plan.width), lambda i: (0, 0)),
+                 pl.BlockSpec((plan.tile, pl.cdiv(one, LANES) * LANES), lambda i: (i, 0))],
       out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct((taps, plan.width), jnp.float32),
                  jax.ShapeDtypeStruct((plan.rows, one), dynamic.dtype)],
-      scratch_shapes=[pltpu.VMEM((LANES * min(group, taps * plan.width // LANES), LANES), jnp.bfloat16), pltpu.VMEM((taps * SUBLANES, plan.width), jnp.float32)],
-      compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES), interpret=interpret)(x, base, dynamic, grad)
+      scratch_shapes=[pltpu.VMEM((LANES * min(group, taps * plan.width // LANES), LANES), jnp.bfloat16),
+                      pltpu.VMEM((taps * SUBLANES, plan.width), jnp.float32)],
+      compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=VMEM_BYTES),
+      interpret=interpret)(x, base, dynamic, grad)

@@ -31,7 +31,8 @@ def markov_walk(
   _check(anchor, previous, table, base, projected, weights, temperature, keys, kind)
   chosen = implementation_for(implementation, base.shape[0], table, keys)
   arguments = dict(
-      anchor=anchor, previous=previous, table=table, base=base, projected=projected, weights=weights, temperature=temperature, keys=keys, kind=kind)
+      anchor=anchor, previous=previous, table=table, base=base, projected=projected, weights=weights, temperature=temperature,
+      keys=keys, kind=kind)
   if chosen == "reference":
     return ref.markov_walk(**arguments)
   arguments["keys"] = None if keys is None else jax.random.key_data(keys)
@@ -68,7 +69,8 @@ def _check(anchor, previous, table, base, projected, weights, temperature, keys,
   expected = {
       "anchor": (anchor, (batch,)), "table": (table, (vocab, rank)), "previous": (previous, (vocab, rank)),
       "projected": (projected, (batch, length, columns) if rows else None), "weights": (weights, (rows, columns) if rows else None),
-      "temperature": (temperature, None if temperature is None else (batch,)), "keys": (keys, None if temperature is None else (batch, length))}
+      "temperature": (temperature, None if temperature is None else (batch,)),
+      "keys": (keys, None if temperature is None else (batch, length))}
   for name, (array, shape) in expected.items():
     found = None if array is None else tuple(array.shape)
     if found != shape:

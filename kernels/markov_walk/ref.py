@@ -21,7 +21,9 @@ class Walk(NamedTuple):
   norm: Float["B L"] | None
 
 
-def step(kind: str, state: Float["B R"], embedded: Float["B R"], projected: Float["B R"] | None, weights) -> tuple[Float["B R"], Float["B R"]]:
+def step(
+    kind: str, state: Float["B R"], embedded: Float["B R"], projected: Float["B R"] | None, weights,
+) -> tuple[Float["B R"], Float["B R"]]:
   """One slot of the head in float32: (next state, features); `projected` and `weights` as in `markov_walk`."""
   embedded = embedded.astype(jnp.float32)
   if kind == "markov":

@@ -8,7 +8,10 @@ from specdec_jax.kernels.base import Case
 UNITS = {"markov": (0, 0), "gated": (1, 1), "rnn": (2, 3)}
 
 
-def _case(name: str, batch: int, length: int, vocab: int, rank: int, kind: str, sampled: bool, dtype: str, faults=False, ties=False, large=False) -> Case:
+def _case(
+    name: str, batch: int, length: int, vocab: int, rank: int, kind: str, sampled: bool, dtype: str,
+    faults=False, ties=False, large=False,
+) -> Case:
   """faults: among the rows one with NaN, one with +∞, one without any id; the second row is greedy among sampled ones. ties: whole
   numbers without a bias, so that the best ones tie."""
   rows, columns = UNITS[kind]
@@ -42,7 +45,8 @@ def _case(name: str, batch: int, length: int, vocab: int, rank: int, kind: str, 
 
 
 def _large(target: str, vocab: int, batch: int, kind: str, sampled: bool) -> Case:
-  return _case(f"{target}_{kind}_{'sampled' if sampled else 'greedy'}_batch{batch}", batch, 7, vocab, 256, kind, sampled, "bfloat16", large=True)
+  return _case(
+      f"{target}_{kind}_{'sampled' if sampled else 'greedy'}_batch{batch}", batch, 7, vocab, 256, kind, sampled, "bfloat16", large=True)
 
 
 CASES = (

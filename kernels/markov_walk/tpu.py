@@ -38,7 +38,9 @@ def does_not_pay(table) -> str | None:
   return f"a vocabulary of {table.shape[0]} is one tile" if table.shape[0] <= TILE else None
 
 
-def walk(*, anchor, previous, table, base, projected, weights, temperature, keys, kind: str, interpret=False, vmem: int | None = None) -> Walk:
+def walk(
+    *, anchor, previous, table, base, projected, weights, temperature, keys, kind: str, interpret=False, vmem: int | None = None,
+) -> Walk:
   """See `markov_walk`; keys: their data, uint32 [B,L,2]. vmem: bytes to keep W₂ in; None: the chip's, less `HEADROOM`."""
   (batch, length, vocab), rank = base.shape, table.shape[1]
   tile = min(TILE * 64 // max(64, pl.next_power_of_2(batch)), pl.cdiv(vocab, LANES) * LANES)
@@ -212,7 +214,8 @@ def _score(r, table, row, i, tile: int, vocab: int, sampled: bool) -> None:
     r.sum[...] = r.sum[...] * jnp.exp(r.top[...] - zero) + sum(jnp.exp(logits[:, part] - zero) for part in parts)
     if sampled:
       zero = zero / temperature
-      r.scaled_sum[...] = r.scaled_sum[...] * jnp.exp(r.top[...] / temperature - zero) + sum(jnp.exp(scaled[:, part] - zero) for part in parts)
+      r.scaled_sum[...] = (
+          r.scaled_sum[...] * jnp.exp(r.top[...] / temperature - zero) + sum(jnp.exp(scaled[:, part] - zero) for part in parts))
     r.top[...] = top
 
 

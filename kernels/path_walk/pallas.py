@@ -96,7 +96,8 @@ def gpu(bias, scale, anchor, ids, gate, predecessor, successor, interpret=False)
   scale = jnp.ones((batch,)) if scale is None else scale
   index, pair = pl.pallas_call(
       gpu_kernel, grid=(batch,),
-      in_specs=[block(length, size), block(), block(length, gate.shape[-1]), block(length, size), block(length, size), whole(predecessor), whole(successor)],
+      in_specs=[block(length, size), block(), block(length, gate.shape[-1]), block(length, size), block(length, size),
+                whole(predecessor), whole(successor)],
       out_specs=[block(length), block(length, size)],
       out_shape=[jax.ShapeDtypeStruct((batch, length), jnp.int32), jax.ShapeDtypeStruct((batch, length, size), jnp.float32)],
       compiler_params=plgpu.CompilerParams(num_warps=4), interpret=interpret, name="path_walk",

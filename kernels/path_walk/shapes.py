@@ -15,10 +15,13 @@ def make(key, batch, length, count, rank, vocab, dtype, temperature):
   start = jax.random.randint(keys[0], (batch, length, 1), 0, vocab)
   ids = ((start + jnp.arange(count) * max(vocab // count, 1)) % vocab).astype(jnp.int32)
   unary = jnp.sort(jax.random.normal(keys[1], ids.shape), -1, descending=True)
-  out = {"anchor": ids[:, 0, 0], "ids": ids, "unary": unary, "gate": (jax.random.normal(keys[2], (batch, length, rank)) / rank**0.5).astype(dtype),
-         "predecessor": table(keys[3]), "successor": table(keys[4])}
+  out = {
+      "anchor": ids[:, 0, 0], "ids": ids, "unary": unary,
+      "gate": (jax.random.normal(keys[2], (batch, length, rank)) / rank**0.5).astype(dtype),
+      "predecessor": table(keys[3]), "successor": table(keys[4])}
   if temperature is not None:
-    out |= {"temperature": jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (batch,)), "noise": jax.random.gumbel(keys[5], ids.shape)}
+    out |= {
+        "temperature": jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), (batch,)), "noise": jax.random.gumbel(keys[5], ids.shape)}
   return out
 
 
@@ -26,8 +29,10 @@ def case(name, batch, length, count, rank, vocab, dtype="float32", temperature=N
   size = jnp.dtype(dtype).itemsize
   pairs = batch * length * count
   moved = (pairs + batch * length) * rank * size + batch * length * rank * size + pairs * 4 * (4 if temperature is None else 5)
-  return Case(name, functools.partial(make, batch=batch, length=length, count=count, rank=rank, vocab=vocab, dtype=dtype, temperature=temperature),
-              dtype, large=large, flops=2 * pairs * rank, bytes=moved)
+  return Case(
+      name, functools.partial(
+          make, batch=batch, length=length, count=count, rank=rank, vocab=vocab, dtype=dtype, temperature=temperature),
+      dtype, large=large, flops=2 * pairs * rank, bytes=moved)
 
 
 CASES = (

@@ -22,9 +22,10 @@ def ragged_verify(
   """Attention of tokens that were just written to the slot cache: row i is token offset[i] of slot slot[i], stands at the position
   start[slot] + offset, and sees the columns 0 … its position, the last `window` of them if given. A row that sees nothing gets zeros.
 
-  Rows come slot by slot, each slot's with offsets 0, 1, … as `models.rows.flatten` makes them; without slot and offset they are
-  all B·width tokens. width: the most tokens of a slot. layer: the one to read where keys and values are stacked, [Y,B,…]. reach: columns that
-  may be read, all where None; none behind a slot's last position is. scale: of the scores, 1/√H where None. Raises ValueError for shapes that do not fit or an unknown implementation.
+  Rows come slot by slot, each slot's with offsets 0, 1, … as `models.rows.flatten` makes them; without slot and offset they are all B·width
+  tokens. width: the most tokens of a slot. layer: the one to read where keys and values are stacked, [Y,B,…]. reach: columns that may be
+  read, all where None; none behind a slot's last position is. scale: of the scores, 1/√H where None. Raises ValueError for shapes that do
+  not fit or an unknown implementation.
   """
   _axes("ragged_verify", q=(q, "nKGH"), start=(start, "B"), values=(values, "BKSH" if layer is None else "YBKSH"))
   stack = () if layer is None else keys.shape[:1]
@@ -69,10 +70,12 @@ def _verify(chosen: str, length: int, scale: float | None, tokens, counts: Int["
 
 def block_attention(
     *, q: Float["B A L K G H"], keys: Float["B K H S"], values: Float["B K S H"], high: Int["B A"], k: Float["B A L K H"],
-    v: Float["B A L K H"], keep: Bool["B A"], low: Int["B A"] | None = None, window: int | None = None, scale: float | None = None, implementation: str | None = None,
+    v: Float["B A L K H"], keep: Bool["B A"], low: Int["B A"] | None = None, window: int | None = None, scale: float | None = None,
+    implementation: str | None = None,
 ) -> Float["B A L K G H"]:
-  """Attention of blocks: every slot of a block sees the context columns low (0 where None) … high − 1 and all slots of its own block, under one
-  softmax. Slot l stands at column high + l and sees no context `window` or more columns before it. A block with keep False gets zeros. scale: of the scores, 1/√H where None.
+  """Attention of blocks: every slot of a block sees the context columns low (0 where None) … high − 1 and all slots of its own block, under
+  one softmax. Slot l stands at column high + l and sees no context `window` or more columns before it. A block with keep False gets zeros.
+  scale: of the scores, 1/√H where None.
 
   Kernels hold no scores in device memory, for the gradient neither. Where none is taken each block reads its context anew, else all
   blocks of a batch row go through it together. Raises ValueError for shapes that do not fit or an unknown implementation.
@@ -80,7 +83,8 @@ def block_attention(
   _axes("block_attention", q=(q, "BALKGH"), values=(values, "BKSH"))
   batch, blocks, slots, heads, groups, size = q.shape
   columns, own = values.shape[-2], (batch, blocks, slots, heads, size)
-  _expect("block_attention", keys=(keys, (batch, heads, size, columns)), values=(values, (batch, heads, columns, size)), k=(k, own), v=(v, own),
+  _expect("block_attention", keys=(keys, (batch, heads, size, columns)), values=(values, (batch, heads, columns, size)),
+          k=(k, own), v=(v, own),
           **{name: (x, (batch, blocks)) for name, x in {"low": low, "high": high, "keep": keep}.items() if x is not None})
   chosen = choose("block_attention", implementation, functools.partial(_unsupported, q, keys, slots=slots))
   if chosen == "reference":
@@ -100,7 +104,8 @@ def _blocks(static, q, keys, values, k, v, low, high, keep):
   spans = Spans(jnp.repeat(jnp.arange(batch), blocks), flat(high), flat(keep) * slots, None if low is None else flat(low))
   own = flat(k).transpose(0, 2, 3, 1), flat(v).swapaxes(1, 2)
   out = _run(
-      chosen, split(flat(q), slots), keys, values, spans, None, window, own, groups=groups, causal=False, length=values.shape[-2], scale=scale)
+      chosen, split(flat(q), slots), keys, values, spans, None, window, own,
+      groups=groups, causal=False, length=values.shape[-2], scale=scale)
   return join(out, batch * blocks, slots, groups).reshape(q.shape)
 
 
@@ -127,18 +132,18 @@ _blocks.defvjp(
 
 
 def write_rows(
-    *, keys: Float["B K H S"], values: Float["B K S H"], k: Float["B T K H"], v: Float["B T K H"], start: Int["B"], layer: Int[""] | None = None,
-    implementation: str | None = None,
+    *, keys: Float["B K H S"], values: Float["B K S H"], k: Float["B T K H"], v: Float["B T K H"], start: Int["B"],
+    layer: Int[""] | None = None, implementation: str | None = None,
 ) -> tuple[Float["B K H S"], Float["B K S H"]]:
-  """Keys and values with rows k, v at positions start … of each slot, in place; rows beyond the end are dropped, values that are no
-  numbers written as 0. layer: the one to write where keys and values are stacked, [Y,B,…]. For GPUs it is XLA's scatter. Raises ValueError for shapes that do not fit or an
-  unknown implementation."""
+  """Keys and values with rows k, v at positions start … of each slot, in place; rows beyond the end are dropped, values that are no numbers
+  written as 0. layer: the one to write where keys and values are stacked, [Y,B,…]. For GPUs it is XLA's scatter. Raises ValueError for
+  shapes that do not fit or an unknown implementation."""
   _axes("write_rows", k=(k, "BTKH"), values=(values, "BKSH" if layer is None else "YBKSH"))
   stack = () if layer is None else keys.shape[:1]
   batch, _, heads, size = k.shape
   columns = values.shape[-2]
-  _expect("write_rows", keys=(keys, (*stack, batch, heads, size, columns)), values=(values, (*stack, batch, heads, columns, size)), v=(v, k.shape),
-          start=(start, (batch,)))
+  _expect("write_rows", keys=(keys, (*stack, batch, heads, size, columns)), values=(values, (*stack, batch, heads, columns, size)),
+          v=(v, k.shape), start=(start, (batch,)))
   chosen = choose("write_rows", implementation, lambda platform: _unsupported(k, keys, platform))
   if chosen == "reference":
     return ref.write_rows(keys=keys, values=values, k=k, v=v, start=start, layer=layer)
@@ -163,7 +168,8 @@ def _run(chosen: str, q, keys, values, spans: Spans, layer, window, own=None, *,
   if layer is None:
     keys, values, layer = keys[None], values[None], 0
   module = _module(chosen)
-  return module.attend(q, keys, values, spans, jnp.asarray(layer, jnp.int32), window, own, scale=scale, interpret=chosen.endswith("_interpret"), **static)
+  return module.attend(
+      q, keys, values, spans, jnp.asarray(layer, jnp.int32), window, own, scale=scale, interpret=chosen.endswith("_interpret"), **static)
 
 
 def _module(chosen: str):

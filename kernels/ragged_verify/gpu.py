@@ -33,27 +33,32 @@ def attend(
     extra = max(16, pl.next_power_of_2(slots)) - slots
     own = (jnp.pad(own[0], ((0, 0), (0, 0), (0, 0), (0, extra))), jnp.pad(own[1], ((0, 0), (0, 0), (0, extra), (0, 0))))
   kernel = functools.partial(
-      _kernel, groups=groups, causal=causal, scale=scale, tile=tile, length=length, shares=shares, windowed=window is not None, bounded=spans.low is not None, slots=slots)
+      _kernel, groups=groups, causal=causal, scale=scale, tile=tile, length=length, shares=shares, windowed=window is not None,
+      bounded=spans.low is not None, slots=slots)
   of_span = lambda *axes: pl.BlockSpec((None, None, *axes), lambda i, h, *_: (i, h, 0, 0))
   of_share = lambda *axes: pl.BlockSpec((None, None, None, *axes), lambda i, h, share: (i, h, share, *(0 for _ in axes)))
-  whole, params = jax.ShapeDtypeStruct((n, heads, padded, size), q.dtype), plgpu.CompilerParams(num_warps=8 if padded * size > 8192 else 4, num_stages=2)
+  whole, params = (
+      jax.ShapeDtypeStruct((n, heads, padded, size), q.dtype),
+      plgpu.CompilerParams(num_warps=8 if padded * size > 8192 else 4, num_stages=2))
   part = lambda *axes: jax.ShapeDtypeStruct((n, heads, shares, padded, *axes), jnp.float32)
   out = pl.pallas_call(
       kernel, grid=(n, heads, shares), in_specs=[*[pl.BlockSpec()] * len(scalars), of_span(padded, size), pl.BlockSpec(), pl.BlockSpec(),
                                                  *(of_span(*x.shape[2:]) for x in own or ())],
       out_specs=of_span(padded, size) if shares == 1 else [of_share(padded, size), of_share(padded), of_share(padded)],
       out_shape=whole if shares == 1 else [part(size), part(), part()], compiler_params=params, interpret=interpret,
-  )(*(jnp.asarray(x, jnp.int32).reshape(-1) for x in scalars), jnp.pad(q, ((0, 0), (0, 0), (0, padded - rows), (0, 0))), keys, values, *(own or ()))
+  )(*(jnp.asarray(x, jnp.int32).reshape(-1) for x in scalars),
+    jnp.pad(q, ((0, 0), (0, 0), (0, padded - rows), (0, 0))), keys, values, *(own or ()))
   if shares > 1:
     every = lambda *axes: pl.BlockSpec((None, None, shares, *axes), lambda i, h: (i, h, *(0 for _ in (0, *axes))))
     out = pl.pallas_call(
-        _join, grid=(n, heads), in_specs=[every(padded, size), every(padded), every(padded)], out_specs=of_span(padded, size), out_shape=whole,
-        compiler_params=params, interpret=interpret)(*out)
+        _join, grid=(n, heads), in_specs=[every(padded, size), every(padded), every(padded)],
+        out_specs=of_span(padded, size), out_shape=whole, compiler_params=params, interpret=interpret)(*out)
   return out[:, :, :rows]
 
 
 def _kernel(
-    row, base, low, count, first, stop, layer, reach, q_ref, k_ref, v_ref, *refs, groups, causal, scale, tile, length, shares, windowed, bounded, slots,
+    row, base, low, count, first, stop, layer, reach, q_ref, k_ref, v_ref, *refs, groups, causal, scale, tile, length, shares,
+    windowed, bounded, slots,
 ):
   own, out = refs[:-1 if shares == 1 else -3], refs[-1 if shares == 1 else -3:]
   i, h, share = (pl.program_id(a) for a in range(3))

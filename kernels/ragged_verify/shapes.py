@@ -6,7 +6,10 @@ import jax.numpy as jnp
 from specdec_jax.kernels.base import Case
 
 
-def _verify(name, counts, starts, columns, heads=2, groups=2, size=32, width=4, dtype="float32", bucket=None, stack=None, large=False, **settings):
+def _verify(
+    name, counts, starts, columns, heads=2, groups=2, size=32, width=4, dtype="float32",
+    bucket=None, stack=None, large=False, **settings,
+):
   """counts, starts: tokens and committed columns of each slot; bucket: rows, None for all tokens; stack: (layers, the one read)."""
   batch = len(counts)
 
@@ -45,9 +48,11 @@ def _block(
     normal = lambda i, *shape: jax.random.normal(jax.random.fold_in(key, i), shape).astype(dtype)
     own = (batch, blocks, slots, heads)
     bound = lambda x: jnp.array(x).reshape(batch, blocks)
-    return {"q": normal(0, *own, groups, size), "keys": normal(1, batch, heads, size, columns), "values": normal(2, batch, heads, columns, size),
-            "k": normal(3, *own, size), "v": normal(4, *own, size), "high": bound(highs).astype(jnp.int32),
-            "keep": bound(keep or [True] * len(highs)), **({} if lows is None else {"low": bound(lows).astype(jnp.int32)})}
+    return {
+        "q": normal(0, *own, groups, size),
+        "keys": normal(1, batch, heads, size, columns), "values": normal(2, batch, heads, columns, size),
+        "k": normal(3, *own, size), "v": normal(4, *own, size), "high": bound(highs).astype(jnp.int32),
+        "keep": bound(keep or [True] * len(highs)), **({} if lows is None else {"low": bound(lows).astype(jnp.int32)})}
 
   read = sum(min(high - low, window or high) for high, low in zip(highs, lows or [0] * len(highs)))
   item = jnp.dtype(dtype).itemsize
@@ -64,8 +69,10 @@ def _write(name, starts, tokens, columns, heads=2, size=32, dtype="float32", sta
   def make(key):
     normal = lambda i, *shape: jax.random.normal(jax.random.fold_in(key, i), shape).astype(dtype)
     layers, at = ((), {}) if stack is None else (stack[:1], {"layer": jnp.int32(stack[1])})
-    return {"keys": normal(0, *layers, batch, heads, size, columns), "values": normal(1, *layers, batch, heads, columns, size),
-            "k": normal(2, batch, tokens, heads, size), "v": normal(3, batch, tokens, heads, size), "start": jnp.array(starts, jnp.int32), **at}
+    return {
+        "keys": normal(0, *layers, batch, heads, size, columns), "values": normal(1, *layers, batch, heads, columns, size),
+        "k": normal(2, batch, tokens, heads, size), "v": normal(3, batch, tokens, heads, size),
+        "start": jnp.array(starts, jnp.int32), **at}
 
   return Case(name, make, dtype, large=large, bytes=4 * jnp.dtype(dtype).itemsize * batch * tokens * heads * size)
 

@@ -44,8 +44,8 @@ def attend(
                        (layer[0], row[span[s]], h, column(s, span, begin, first), 0))
   extra = () if own is None else tuple(pl.BlockSpec((1, step_heads, *x.shape[2:]), of_span) for x in own)
   kernel = functools.partial(
-      _kernel, groups=groups, causal=causal, scale=scale, tile=tile, length=length, ragged=keys.shape[-1] % tile != 0, windowed=window is not None,
-      bounded=spans.low is not None)
+      _kernel, groups=groups, causal=causal, scale=scale, tile=tile, length=length, ragged=keys.shape[-1] % tile != 0,
+      windowed=window is not None, bounded=spans.low is not None)
   scratch = lambda lanes: pltpu.VMEM((step_heads, rows, lanes), jnp.float32)
   return pl.pallas_call(
       kernel,
@@ -67,7 +67,10 @@ def _tile(bytes_a_column: int) -> int:
   return max(128, min(512, 2 ** int(math.log2(STEP_BYTES / bytes_a_column))))
 
 
-def _kernel(span, begin, first, row, base, low, count, layer, reach, q_ref, k_ref, v_ref, *refs, groups, causal, scale, tile, length, ragged, windowed, bounded):
+def _kernel(
+    span, begin, first, row, base, low, count, layer, reach, q_ref, k_ref, v_ref, *refs, groups, causal, scale, tile, length,
+    ragged, windowed, bounded,
+):
   del row, layer
   *own, o_ref, m_ref, l_ref, acc_ref = refs
   heads, rows, size = acc_ref.shape
@@ -115,7 +118,9 @@ def _kernel(span, begin, first, row, base, low, count, layer, reach, q_ref, k_re
       o_ref[0, h] = (acc_ref[h] / jnp.maximum(l_ref[h][:, :1], jnp.finfo(jnp.float32).tiny)).astype(o_ref.dtype)
 
 
-def write(buffer: Float["Y B K H S"], new: Float["B K H T"], start: Int["B"], layer: Int[""], *, axis: int, interpret=False) -> Float["Y B K H S"]:
+def write(
+    buffer: Float["Y B K H S"], new: Float["B K H T"], start: Int["B"], layer: Int[""], *, axis: int, interpret=False,
+) -> Float["Y B K H S"]:
   """The buffer with `new` at positions start … of each slot, in place; what falls beyond its end is dropped. axis: that of the
   positions in the buffer, 4 for keys, 3 for values. XLA's scatter would want another order of axes in memory than `attend`, and
   the buffer would be copied whole from one to the other, every layer."""

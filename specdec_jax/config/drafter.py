@@ -65,9 +65,11 @@ class DrafterConfig:
     if self.rank < 0 or (self.rank > 0) != (self.head != "none"):
       raise ConfigError(f"head {self.head!r} with rank {self.rank}: a head needs a rank above 0, and no head none")
     if (self.candidates > 0) != (self.head == "selector") or self.candidates > self.model.vocab:
-      raise ConfigError(f"selector_top_k {self.candidates} with head {self.head!r}: the selector, and it alone, needs 1 … {self.model.vocab}")
+      raise ConfigError(
+          f"selector_top_k {self.candidates} with head {self.head!r}: the selector, and it alone, needs 1 … {self.model.vocab}")
     if self.conv < 0 or self.conv_group < 1 or (self.conv and self.model.width % self.conv_group):
-      raise ConfigError(f"conv_kernel_size {self.conv}, conv_group_size {self.conv_group}: a group must divide the width {self.model.width}")
+      raise ConfigError(
+          f"conv_kernel_size {self.conv}, conv_group_size {self.conv_group}: a group must divide the width {self.model.width}")
     if self.confidence_with_head and not (self.confidence and self.rank):
       raise ConfigError("confidence_head_with_markov needs enable_confidence_head and markov_rank > 0")
     if self.model.family not in ("qwen3", *(GEMMA if self.own_embedding else ())):
@@ -137,8 +139,8 @@ class DrafterConfig:
   def _to_deepspec(self) -> dict[str, Any]:
     gemma = self.model.family in GEMMA
     out = {
-        "architectures": ["Gemma4DSparkModel" if gemma else "Qwen3DSparkModel"], "mask_token_id": self.mask_id, "target_layer_ids": list(self.taps),
-        "markov_rank": self.rank, "enable_confidence_head": self.confidence}
+        "architectures": ["Gemma4DSparkModel" if gemma else "Qwen3DSparkModel"], "mask_token_id": self.mask_id,
+        "target_layer_ids": list(self.taps), "markov_rank": self.rank, "enable_confidence_head": self.confidence}
     if self.rank:
       out["markov_head_type"] = next(k for k, v in _DEEPSPEC_HEADS.items() if v == self.head)
     if self.confidence:
@@ -272,8 +274,9 @@ class SerialConfig:
     if "markov_rank" in config or "dflash_config" in config:
       raise ConfigError("ttt_length beside a block drafter's keys: which drafter is this?")
     return cls(
-        model=ModelConfig.from_published(config), kind=kind, taps=tuple(config["target_layer_ids"]), target_layers=config["num_target_layers"],
-        steps=config["ttt_length"], step_decay=_default(config, "step_loss_decay", 0.8), draft_vocab=config.get("draft_vocab_size") or 0,
+        model=ModelConfig.from_published(config), kind=kind,
+        taps=tuple(config["target_layer_ids"]), target_layers=config["num_target_layers"], steps=config["ttt_length"],
+        step_decay=_default(config, "step_loss_decay", 0.8), draft_vocab=config.get("draft_vocab_size") or 0,
         own_embedding=bool(config.get("own_embedding", True)), tokenizer_hash=config.get("tokenizer_hash"))
 
   def to_published(self, dtype: str = "float32") -> dict[str, Any]:

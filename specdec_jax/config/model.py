@@ -128,7 +128,8 @@ class ModelConfig:
     config = text_config(config)
     family = config.get("model_type")
     if family not in FAMILIES:
-      raise ConfigError(f"architecture {config.get('architectures')} (model_type {family!r}) is not supported; known: {', '.join(FAMILIES)}")
+      raise ConfigError(
+          f"architecture {config.get('architectures')} (model_type {family!r}) is not supported; known: {', '.join(FAMILIES)}")
     need = functools.partial(_required, config)
     for key in _SIZES:
       _check_size(config, key)
@@ -163,7 +164,9 @@ class ModelConfig:
     which it cannot say."""
     if len({w for w in self.windows if w}) > 1:
       raise ConfigError(f"layers with different sliding windows {self.windows} have no published spelling")
-    kinds = ["linear_attention" if i in self.recurrent else "sliding_attention" if w else "full_attention" for i, w in enumerate(self.windows)]
+    kinds = [
+        "linear_attention" if i in self.recurrent else "sliding_attention" if w else "full_attention"
+        for i, w in enumerate(self.windows)]
     out = {
         "architectures": [FAMILIES[self.family]], "model_type": self.family, "vocab_size": self.vocab,
         "hidden_size": self.width, "num_hidden_layers": self.layers, "num_attention_heads": self.heads,
@@ -199,7 +202,9 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config
   outer = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(k) is not None}
   tied = {} if config.get("tie_word_embeddings") is None else {"tie_word_embeddings": config["tie_word_embeddings"]}
-  return {"architectures": config.get("architectures"), **outer, **{k: v for k, v in inner.items() if v is not None or k not in outer}, **tied}
+  return {
+      "architectures": config.get("architectures"), **outer,
+      **{k: v for k, v in inner.items() if v is not None or k not in outer}, **tied}
 
 
 _SIZES = (
@@ -265,9 +270,10 @@ def _hybrid(config: Mapping[str, Any], types: Sequence[str], head_dim: int, kv_h
   return {"rotary": rotary, "recurrent": recurrent, "delta": delta}
 
 
+# use_double_wide_mlp is of layers with shared caches only.
 _GEMMA_NEUTRAL = {
     "hidden_size_per_layer_input": (0,), "enable_moe_block": (False,), "num_kv_shared_layers": (0,),
-    "attn_logit_softcapping": (), "use_bidirectional_attention": (False, "vision")}  # use_double_wide_mlp is of layers with shared caches only.
+    "attn_logit_softcapping": (), "use_bidirectional_attention": (False, "vision")}
 
 
 def _gemma(config: Mapping[str, Any], types: Sequence[str], head_dim: int, kv_heads: int) -> dict[str, Any]:

@@ -267,7 +267,9 @@ def _shopping(rng: random.Random) -> tuple[str, str]:
   steps.append(f"Together this is {' + '.join(sums)} = {total} dollars.")
   paid = total + rng.randint(1, 60)
   steps.append(f"{who} pays {paid} dollars and gets back {paid} - {total} = {paid - total} dollars.")
-  return f"{who} buys {', and '.join(story)}, and pays with {paid} dollars. How much money does {who} get back?", _solution(steps, paid - total)
+  return (
+      f"{who} buys {', and '.join(story)}, and pays with {paid} dollars. How much money does {who} get back?",
+      _solution(steps, paid - total))
 
 
 def _rates(rng: random.Random) -> tuple[str, str]:

@@ -86,7 +86,9 @@ def read(kind: type[_Stored], folder: pathlib.Path, wanted: Mapping[str, Any] | 
   return grain.MapDataset.source(builder.as_data_source(split="train")), facts
 
 
-def read_or_write(kind: type[_Stored], folder: pathlib.Path, facts: Mapping[str, Any], make: Callable[[], Sequence[Mapping[str, Any]]]) -> grain.MapDataset:
+def read_or_write(
+    kind: type[_Stored], folder: pathlib.Path, facts: Mapping[str, Any], make: Callable[[], Sequence[Mapping[str, Any]]],
+) -> grain.MapDataset:
   """The stored examples, after storing those that `make` gives where there are none. Raises DatasetError as `read` does."""
   try:
     return read(kind, folder, facts)[0]

@@ -46,7 +46,8 @@ def regenerate(
       replies = _answer(target, [prompts[i][1] for i in filled], max_new_tokens, temperature, [seed + i for i in filled])
       for i, reply in zip(part, replies):
         reason = reply.error or ("empty" if len(reply.tokens) < 2 else "cut" if reply.finish_reason == "length" else "complete")
-        out.write(json.dumps({"index": i, "name": prompts[i][0], "prompt": list(prompts[i][1]), "answer": reply.tokens, "reason": reason}) + "\n")
+        out.write(json.dumps(
+            {"index": i, "name": prompts[i][0], "prompt": list(prompts[i][1]), "answer": reply.tokens, "reason": reason}) + "\n")
       out.flush()
       bar.update(task, advance=len(part))
   sharding.barrier("responses")

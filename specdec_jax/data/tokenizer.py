@@ -80,7 +80,9 @@ def load_tokenizer(folder: pathlib.Path) -> Tokenizer | None:
     template = {t["name"]: t["template"] for t in template}.get("default")
   if template is None and (folder / "chat_template.jinja").exists():
     template = (folder / "chat_template.jinja").read_text()
-  spelled = {k: v["content"] if isinstance(v, dict) else v for k, v in config.items() if k in ("bos_token", "eos_token", "pad_token", "unk_token") and v}
+  spelled = {
+      k: v["content"] if isinstance(v, dict) else v
+      for k, v in config.items() if k in ("bos_token", "eos_token", "pad_token", "unk_token") and v}
   return Tokenizer(tokenizers.Tokenizer.from_file(str(path)), template, spelled)
 
 

@@ -46,9 +46,9 @@ def proposal(drafts: Int["L B"], ids: Int["B L C"] | None, q: Float["L B V"], co
 
 @flax.struct.dataclass
 class DraftOutputs:
-  """Teacher-forced outputs of training blocks (of a serial drafter: A = S columns, L steps). hidden [B,A,L,D]; rows
-  [B,A,L,D], or D+R beside a bias head: their products with the model's `table` are the draft logits (capped: `losses.capped_logits`); embedded [B,A,L,R]: previous
-  tokens as the sequential head sees them, or None; confidence [B,A,L]: logits, or None."""
+  """Teacher-forced outputs of training blocks (of a serial drafter: A = S columns, L steps). hidden [B,A,L,D]; rows [B,A,L,D], or D+R
+  beside a bias head: their products with the model's `table` are the draft logits (capped: `losses.capped_logits`); embedded [B,A,L,R]:
+  previous tokens as the sequential head sees them, or None; confidence [B,A,L]: logits, or None."""
 
   hidden: Float["B A L D"]
   rows: Float["B A L D"]

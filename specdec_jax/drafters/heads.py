@@ -105,7 +105,8 @@ class SelectorHead(nn.Module):
 
   def walk(self, hidden: Float["B L D"], implementation: str | None, **arguments) -> tuple[Int["B L"], Float["B L C"], Float["B L C"]]:
     """The path through the candidates of every slot; arguments and result as of `path_walk`."""
-    return path_walk(gate=self.gate(hidden), predecessor=self.predecessor, successor=self.successor, implementation=implementation, **arguments)
+    return path_walk(
+        gate=self.gate(hidden), predecessor=self.predecessor, successor=self.successor, implementation=implementation, **arguments)
 
 
 class ConfidenceHead(nn.Module):

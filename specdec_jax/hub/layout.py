@@ -114,7 +114,8 @@ def layer_entries(c: ModelConfig, prefix: str, path: tuple[str, ...], inputs: in
     linear(("attention", "o"), (name + "out_proj",), (c.width,), d.value_heads * d.value_dim, 0, False)
     norm(("attention", "norm"), name + "norm", d.value_dim)
     return [*out, Entry((*at, "taps"), (f"{prefix}{name}conv1d.weight",), (d.channels, 1, d.conv)),
-            *(Entry((*at, mine), (f"{prefix}{name}{theirs}",), (d.value_heads,)) for mine, theirs in (("rate", "A_log"), ("shift", "dt_bias")))]
+            *(Entry((*at, mine), (f"{prefix}{name}{theirs}",), (d.value_heads,))
+              for mine, theirs in (("rate", "A_log"), ("shift", "dt_bias")))]
   linear(("attention", "q"), ("self_attn.q_proj",), (c.kv_heads, c.groups, *((2,) if c.gated else ()), head), inputs, 0, c.attention_bias)
   if c.shared_kv:
     linear(("attention", "k"), ("self_attn.k_proj",), (c.kv_heads, head), inputs, 0, c.attention_bias)
@@ -148,12 +149,18 @@ def serial_entries(c: SerialConfig) -> list[Entry]:
   m, eagle = c.model, c.kind == "eagle3"
   rows = c.draft_vocab or m.vocab
   fused = len(c.taps) * m.width if eagle else 2 * m.width
-  out = [Entry(("fuse", "kernel"), ("fc.weight",), (m.width, fused), (m.width,)), Entry(("final_norm", "scale"), ("norm.weight",), (m.width,))]
+  out = [
+      Entry(("fuse", "kernel"), ("fc.weight",), (m.width, fused), (m.width,)),
+      Entry(("final_norm", "scale"), ("norm.weight",), (m.width,))]
   if c.own_embedding:
-    out += [Entry(("embedding",), ("embed_tokens.weight",), (m.vocab, m.width)), Entry(("head", "kernel"), ("lm_head.weight",), (rows, m.width))]
+    out += [
+        Entry(("embedding",), ("embed_tokens.weight",), (m.vocab, m.width)),
+        Entry(("head", "kernel"), ("lm_head.weight",), (rows, m.width))]
   if c.draft_vocab:
     out.append(Entry(("draft_ids",), ("d2t",), (rows,)))
-  names = {"embedding_norm": "input_layernorm" if eagle else "embedding_layernorm", "hidden_norm": "hidden_norm", "mlp_norm": "post_attention_layernorm"}
+  names = {
+      "embedding_norm": "input_layernorm" if eagle else "embedding_layernorm", "hidden_norm": "hidden_norm",
+      "mlp_norm": "post_attention_layernorm"}
   if not eagle:
     names["attention_norm"] = "input_layernorm"
   out += [Entry((mine, "scale"), (f"layers.0.{theirs}.weight",), (m.width,)) for mine, theirs in names.items()]
@@ -211,7 +218,9 @@ def _head_entries(c: DrafterConfig) -> list[Entry]:
   return out
 
 
-def build(entries: Iterable[Entry], shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray], transposed: bool) -> dict[str, Any]:
+def build(
+    entries: Iterable[Entry], shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray], transposed: bool,
+) -> dict[str, Any]:
   """The parameter tree from published tensors: `shapes` are all there are, `read(name)` gives one. Raises as `check`."""
   entries = list(entries)
   check(entries, shapes)
@@ -227,7 +236,9 @@ def check(entries: Iterable[Entry], shapes: Mapping[str, tuple[int, ...]]) -> No
   faults = [f"missing: {', '.join(sorted(wanted.keys() - shapes.keys()))}"] if wanted.keys() - shapes.keys() else []
   if shapes.keys() - wanted.keys():
     faults.append(f"extra: {', '.join(sorted(shapes.keys() - wanted.keys()))}")
-  wrong = [f"{n} is {tuple(shapes[n])}, expected {wanted[n]}" for n in sorted(wanted.keys() & shapes.keys()) if tuple(shapes[n]) != wanted[n]]
+  wrong = [
+      f"{n} is {tuple(shapes[n])}, expected {wanted[n]}"
+      for n in sorted(wanted.keys() & shapes.keys()) if tuple(shapes[n]) != wanted[n]]
   faults += [f"mis-shaped: {'; '.join(wrong)}"] if wrong else []
   if faults:
     raise TensorError("the checkpoint does not match its config.json: " + " | ".join(faults))

@@ -29,7 +29,8 @@ DTYPES = ("float32", "bfloat16")
 
 
 def load_target(
-    name_or_path: str | pathlib.Path, dtype: str = "float32", mesh: Mesh | None = None, stacked: bool | None = None, transposed: bool | None = None,
+    name_or_path: str | pathlib.Path, dtype: str = "float32", mesh: Mesh | None = None, stacked: bool | None = None,
+    transposed: bool | None = None,
 ) -> Target:
   """A target by name ("tiny", or another shipped one), from a published folder, or from a .gguf file.
 

@@ -60,7 +60,8 @@ class Decoder(nn.Module):
     stuck = {k.__name__: [i for i in kinds if kinds[i] is k] for k in kinds.values() if not k.rewinds}
     if stuck:
       what = "; ".join(f"{kind} (layers {', '.join(map(str, where))})" for kind, where in stuck.items())
-      raise ValueError(f"{name} cannot be decoded: no accepted prefix can be gone back to in {what}. Features for training can be had of it")
+      raise ValueError(
+          f"{name} cannot be decoded: no accepted prefix can be gone back to in {what}. Features for training can be had of it")
 
   def _layer(self, i: int) -> Layer:
     return Layer(self.config.layer(i), self.transposed, self.mixer(i), parent=None)

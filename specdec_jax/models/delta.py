@@ -85,7 +85,8 @@ class DeltaNet(nn.Module):
     return self.qkv(x), nn.sigmoid(gates[..., 0]), decay, self.z(x)
 
   def __call__(
-      self, inputs: Float["B T F"], beta: Float["B T N"], decay: Float["B T N"], state: State | None = None, segments: Int["B T"] | None = None,
+      self, inputs: Float["B T F"], beta: Float["B T N"], decay: Float["B T N"], state: State | None = None,
+      segments: Int["B T"] | None = None,
   ) -> tuple[Float["B T N H"], Update]:
     """What the tokens read, and what they do to the state. segments [B,T]: without a state, texts packed in a row."""
     d = self.config.delta
@@ -97,7 +98,8 @@ class DeltaNet(nn.Module):
     q, k, v = jnp.split(mixed, [d.key_heads * d.key_dim, 2 * d.key_heads * d.key_dim], -1)
     q, k = (unit(x.reshape(batch, count, d.key_heads, d.key_dim)) for x in (q, k))
     memory = init_state(d, batch, inputs.dtype).memory if state is None else state.memory
-    out, corrections = delta_rule(q * d.key_dim**-0.5, k, v.reshape(batch, count, d.value_heads, d.value_dim), beta, decay, memory, segments)
+    out, corrections = delta_rule(
+        q * d.key_dim**-0.5, k, v.reshape(batch, count, d.value_heads, d.value_dim), beta, decay, memory, segments)
     if state is not None:
       out = jnp.where(sound[..., None, None], out, jnp.nan)
     return out.astype(inputs.dtype), Update(inputs, k, corrections, decay)

@@ -33,7 +33,8 @@ def next_token_loss(decoder: Decoder, prompt_weight: float, params, batch, key, 
   answers = inside & batch["answer"][:, 1:]
   weights = jnp.where(answers, 1.0, prompt_weight * inside)
   total = jnp.sum(losses * weights) / jnp.maximum(jnp.sum(weights), 1e-6)
-  return total, {"answer_loss": jnp.sum(losses * answers) / jnp.maximum(answers.sum(), 1), "sum": jnp.sum(losses * answers), "count": answers.sum()}
+  return total, {
+      "answer_loss": jnp.sum(losses * answers) / jnp.maximum(answers.sum(), 1), "sum": jnp.sum(losses * answers), "count": answers.sum()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +89,8 @@ def vocab_terms(
 
 
 def _terms(
-    rows, table, target_rows, target_table, labels, whole_lse, best: int, chunk: int, cap, target_cap, parts: int, mesh_axes: Sequence[str] = (),
+    rows, table, target_rows, target_table, labels, whole_lse, best: int, chunk: int, cap, target_cap, parts: int,
+    mesh_axes: Sequence[str] = (),
 ) -> VocabTerms:
   """`vocab_terms` on one of `parts` devices that hold the vocabulary together, inside a `shard_map` over `mesh_axes`, if any."""
   size, chunk = table.shape[0], min(chunk, table.shape[0])
@@ -193,7 +195,9 @@ def block_loss(
   mean = lambda x, w=w: jnp.sum(x * w) / (jnp.sum(w) + 1e-6)
   flat = lambda x: x.reshape(-1, x.shape[-1])
   table, candidates, cap = model.table(params), model.config.candidates, model.config.model.logit_cap
-  terms = vocab_terms(flat(out.rows), table, flat(target_rows), target_table, labels.tokens.reshape(-1), max(candidates, 1), cap=cap, target_cap=target_cap)
+  terms = vocab_terms(
+      flat(out.rows), table, flat(target_rows), target_table, labels.tokens.reshape(-1), max(candidates, 1),
+      cap=cap, target_cap=target_cap)
   terms = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), terms)
   ce, l1 = mean(terms.nll), terms.l1
   total, metrics = weights.ce * ce, {"ce_loss": ce}
@@ -216,7 +220,8 @@ def block_loss(
   tv = mean(l1)
   total += weights.tv * tv
   accept = jax.lax.stop_gradient(jnp.clip(1 - 0.5 * l1, 0, 1))
-  metrics |= {"l1_loss": tv, "loss_weight": w.sum(), "valid_tokens": labels.supervised.sum(), "valid_blocks": labels.supervised.any(-1).sum()}
+  metrics |= {
+      "l1_loss": tv, "loss_weight": w.sum(), "valid_tokens": labels.supervised.sum(), "valid_blocks": labels.supervised.any(-1).sum()}
   if out.confidence is not None:
     bce = mean(optax.sigmoid_binary_cross_entropy(out.confidence.astype(jnp.float32), accept))
     total += weights.confidence * bce

@@ -82,6 +82,7 @@ def initial(model: BlockDrafter | SerialDrafter, target: Target, packed: packing
   frozen, c = hub.target_tables(target), model.config
   if "draft_ids" in params:
     counts = np.bincount(packed.tokens[packed.answer], minlength=c.model.vocab)
-    frozen["draft_ids"] = sharding.create(jnp.asarray, target.mesh, np.sort(np.argsort(-counts, kind="stable")[: c.draft_vocab]).astype(np.int32))
+    frozen["draft_ids"] = sharding.create(
+        jnp.asarray, target.mesh, np.sort(np.argsort(-counts, kind="stable")[: c.draft_vocab]).astype(np.int32))
     frozen["head"] = hub.reduced_head(target, frozen["draft_ids"])
   return {k: v for k, v in params.items() if k not in FROZEN}, frozen

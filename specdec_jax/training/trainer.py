@@ -99,9 +99,10 @@ def fit(
 ) -> Any:
   """Trains `params` for `steps` updates and returns them; resumes from `workdir`'s last checkpoint.
 
-  batch_at(i) is the batch of update i (a `window` of them with micro_batches above 1), a pure function, so that the step
-  alone is the data position. `evaluate(step, params)` runs before every checkpoint. Metrics go to workdir/metrics.jsonl and, for TensorBoard, to workdir/tensorboard. facts:
-  what is trained; a work folder with a checkpoint of something else is refused with ValueError. Raises NonFiniteLoss.
+  batch_at(i) is the batch of update i (a `window` of them with micro_batches above 1), a pure function, so that the step alone is
+  the data position. `evaluate(step, params)` runs before every checkpoint. Metrics go to workdir/metrics.jsonl and, for
+  TensorBoard, to workdir/tensorboard. facts: what is trained; a work folder with a checkpoint of something else is refused with
+  ValueError. Raises NonFiniteLoss.
 
   mesh: what to train on, with state and batches split by the rules of `sharding`; transposed: the kernels of `params` are output-major.
   batch_at(i) is then this process's part of the batch (`sharding.local_rows`). Every process calls `fit` with the same; the first
@@ -154,8 +155,8 @@ def _together(checkpoints, workdir: pathlib.Path) -> Iterator[None]:
     if jax.process_count() == 1:
       raise
     raise ProcessLost(
-        f"process {jax.process_index()} of {jax.process_count()} cannot go on: another one is gone. Start all of them again; they resume from "
-        f"step {checkpoints.latest_step() or 0} in {workdir}. ({str(e).splitlines()[0][:200]})") from None
+        f"process {jax.process_index()} of {jax.process_count()} cannot go on: another one is gone. Start all of them again; "
+        f"they resume from step {checkpoints.latest_step() or 0} in {workdir}. ({str(e).splitlines()[0][:200]})") from None
 
 
 def _placed(mesh: Mesh | None, batch, axis: int):
