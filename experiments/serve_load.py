@@ -48,8 +48,8 @@ def make_engines(config, target, slots: Sequence[int]) -> dict[str, Engine]:
   return engines
 
 
-def record(config, engine: Engine, name: str, load: str, concurrency, run: Load, expected, executables):
-  """The results record of one run; `expected`: the target's own texts, where they must be equal."""
+def record(config, engine: Engine, name: str, load: str, concurrency, repeats: int, run: Load, expected, executables):
+  """The results record of one run of `repeats`; `expected`: the target's own texts, where they must be equal."""
   stats, served = engine.stats(), run.served
   same = None if expected is None else sum(s.tokens == e for s, e in zip(served, expected, strict=True))
   found = {
@@ -64,7 +64,7 @@ def record(config, engine: Engine, name: str, load: str, concurrency, run: Load,
       lossless={"contract": None if expected is None else 1, "identical": same, "n": len(served),
                 "holds": None if same is None else same == len(served)},
       compile={"count": executables, "seconds": None}, metrics=found,
-      notes="; ".join([f"median of {config.repeats}, load {os.getloadavg()[0]:.1f}", *stats["health"]]))
+      notes="; ".join([f"median of {repeats}, load {os.getloadavg()[0]:.1f}", *stats["health"]]))
 
 
 def main(argv):
@@ -83,10 +83,11 @@ def main(argv):
   screen.width = max(screen.width, 200)
   records = []
   with progress.Progress(*progress.Progress.get_default_columns(), progress.TextColumn("{task.fields[note]}"), console=screen) as bar:
-    loads = [("closed", c) for c in config.concurrencies] + [(kind, rate) for kind in config.open_loops for rate in config.rates]
-    task = bar.add_task(target.name, total=len(loads) * (1 + config.repeats) * len(config.methods), note="")
+    loads = [("closed", c, config.repeats) for c in config.concurrencies]
+    loads += [(kind, rate, config.open_repeats) for kind in config.open_loops for rate in config.rates]
+    task = bar.add_task(target.name, total=sum(1 + n for _, _, n in loads) * len(config.methods), note="")
     started, engines = (workdir / "results.jsonl").exists(), {}
-    for load, level in loads:
+    for load, level, repeats in loads:
       slots = (level,) if load == "closed" else config.open_slots
       if not engines or set(slots) != set(next(iter(engines.values())).slot_buckets):
         bar.update(task, note=f"warm-up of {max(slots)} slots")
@@ -97,8 +98,8 @@ def main(argv):
           pinned = {k: v for k, v in engine.manifest().items() if k != "costs"}  # Which are measured anew.
           facts.claim(workdir / f"manifest_{name.replace(' ', '_')}_{max(slots)}.json", pinned | {"buckets": engine.buckets}, started)
       runs = {name: [] for name in engines}
-      for repeat in range(-1, config.repeats):
-        for name, engine in engines.items():
+      for repeat in range(-1, repeats):
+        for name, engine in engines.items() if repeat % 2 else reversed(engines.items()):
           bar.update(task, advance=1, note=f"{load} {level:g}: {name}")
           before = engine.compiled
           engine.forget()
@@ -107,12 +108,13 @@ def main(argv):
                 engine, requests[: max(config.requests_each * level, config.least_requests)], level, temperature=config.temperature)
           else:
             run = opened(
-                engine, requests, arrivals(load, level, len(requests), config.burst, config.seed + repeat),
+                engine, requests[: config.open_requests],
+                arrivals(load, level, min(config.open_requests, len(requests)), config.burst, config.seed + repeat),
                 temperature=config.temperature)
           if repeat < 0:
             continue
           runs[name].append(record(
-              config, engine, name, load, level if load == "closed" else max(engine.slot_buckets), run,
+              config, engine, name, load, level if load == "closed" else max(engine.slot_buckets), repeats, run,
               expected and expected[: len(run.served)], engine.compiled - before))
           if load != "closed":
             runs[name][-1]["metrics"]["rate"] = level

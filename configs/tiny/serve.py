@@ -29,13 +29,15 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.least_requests = 48  # of a run
   c.open_loops = ("poisson", "bursts")
   c.open_slots = (4, 16)
-  c.rates = (4.0, 10.0)  # requests a second
+  c.rates = (8.0, 16.0)  # requests a second
+  c.open_requests = 96  # of a run
   c.burst = 16
   c.rows_per_slot = (1.5, 2.5, 4, 6)  # buckets of a verify call, between one row a slot and all
   c.reaches = (192, 384)  # rows of the cache that attention may read
   c.context = 120  # of the cost tables
   c.profile_repeats = 15
-  c.repeats = 3
+  c.repeats = 5  # in turn, forwards and backwards; the median counts
+  c.open_repeats = 1
   c.seed = 0
   if variant == "smoke":
     c.methods = ml_collections.ConfigDict({
