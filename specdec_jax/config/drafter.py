@@ -119,14 +119,15 @@ class DrafterConfig:
       raise ConfigError("is_causal is true: a block drafter's attention is not causal")
     model = ModelConfig.from_published({**config, "tie_word_embeddings": False})
     layers = config["num_target_layers"]
-    rank = own.get("selector_rank") or own.get("head_rank") or 0
+    rank, conv = own.get("selector_rank") or own.get("head_rank") or 0, own.get("conv_kernel_size") or 0
+    group = _default(own, "conv_group_size", 16)
     return cls(
         model=model, block=block, mask_id=own.get("mask_token_id", config.get("mask_token_id")),
         taps=tuple(own.get("target_layer_ids") or spread_taps(layers, model.layers)), target_layers=layers,
         anchor_predicts=bool(own.get("anchor_predicts", False)), head=own.get("head", "selector" if rank else "none"), rank=rank,
-        candidates=own.get("selector_top_k") or 0, conv=own.get("conv_kernel_size") or 0, conv_group=_default(own, "conv_group_size", 16),
+        candidates=own.get("selector_top_k") or 0, conv=conv, conv_group=group if conv else group or 16,  # 0 of none is none.
         confidence=bool(own.get("confidence", False)), confidence_with_head=bool(own.get("confidence_with_head", False)),
-        own_embedding=False, anchors=config.get("num_anchors") or 512, tokenizer_hash=config.get("tokenizer_hash"))
+        own_embedding=False, anchors=_default(config, "num_anchors", 512), tokenizer_hash=config.get("tokenizer_hash"))
 
   def to_published(self, dtype: str = "float32") -> dict[str, Any]:
     """The config.json of this drafter's layout: the backbone's config and the drafter's keys."""
