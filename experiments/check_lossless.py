@@ -106,7 +106,8 @@ def check_sampled(config, target, drafters, prompts, tests, tick, **settings):
     holds = min(run_p, together.p_value, *found.p_value) >= alpha
     worst = max(range(config.positions), key=lambda k: found.total_variation[k] - found.noise_floor[k])
     yield drafter, {"contract": 3, "identical": None, "n": len(prompts) * len(runs) + len(samples), "holds": holds}, {
-        "runs": len(runs), "equal": None, "pooled_z": together.z, "run_p": run_p, "pooled_p": together.p_value,
+        "runs": len(runs), "equal": None, "pooled_z": None if together.impossible else together.z, "impossible": together.impossible,
+        "run_p": run_p, "pooled_p": together.p_value,
         "smallest_p": min(found.p_value), "total_variation": found.total_variation[worst], "noise_floor": found.noise_floor[worst],
         "samples": len(samples), "alpha": alpha}
 
@@ -118,7 +119,8 @@ def checked(config, target, drafters, prompts, tick):
   settings = len(sampled) * len(config.top_ps)
   tests = max(1, (cells(config, drafters, prompts) + len(drafters) * len(prompts) * (1 + config.positions)) * settings)
   blank = dict.fromkeys((
-      "top_p", "runs", "equal", "largest_gap", "pooled_z", "run_p", "pooled_p", "smallest_p", "total_variation", "noise_floor"))
+      "top_p", "runs", "equal", "largest_gap", "pooled_z", "impossible", "run_p", "pooled_p", "smallest_p", "total_variation",
+      "noise_floor"))
   for dataset, ids in prompts.items():
     say = lambda note, where=f"{dataset}: ": tick(where + note)
     tagged = lambda temperature, top_p, results: ((temperature, top_p, *r) for r in results)
@@ -172,7 +174,7 @@ def main(argv):
   for r in faults:
     screen.print(f"FAULT {r['drafter']['name']}, {r['dataset']}, temperature {r['temperature']:g}: " + str({
         k: v for k, v in r["metrics"].items() if v is not None and k in (
-            "divergences", "beyond_a_near_tie", "errors", "pooled_z", "run_p", "pooled_p", "smallest_p", "alpha")}))
+            "divergences", "beyond_a_near_tie", "errors", "impossible", "pooled_z", "run_p", "pooled_p", "smallest_p", "alpha")}))
   if faults:
     raise SystemExit(1)
 

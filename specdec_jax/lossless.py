@@ -16,7 +16,7 @@ import numpy as np
 
 from specdec_jax.decode import Completion, round_up
 from specdec_jax.models.target import Target
-from specdec_jax.sampling import adjusted, distribution, make_sampling
+from specdec_jax.sampling import Sampling, adjusted, distribution, make_sampling
 from specdec_jax.typing import Float, Int
 
 LEAST_LOG_P = -5.0  # Rarer tokens count as this rare: what is bounded can be tested by few tokens.
@@ -27,8 +27,9 @@ FLOAT32_NOISE = 1e-3  # What a cache, another batch or another block length may 
 class Forced:
   """What the target says of each token [T] of a text, read in one pass (teacher forcing), settings applied.
 
-  log_p: of the token, −inf for an impossible one; mean, variance: of max(log p, LEAST_LOG_P) under the same distribution; gap: the
-  best logit less the token's; tie: gaps up to it are near ties, one bfloat16 step of the best logit, or float32 noise.
+  log_p: of the token, −inf for one that is impossible, beyond near ties of what decides that; mean, variance: of
+  max(log p, LEAST_LOG_P) under the same distribution; gap: the best logit less the token's; tie: gaps up to it are near ties, one
+  bfloat16 step of the best logit, or float32 noise.
   """
 
   log_p: Float["T"]
@@ -45,14 +46,13 @@ def teacher_force(target: Target, prompt: Sequence[int], tokens: Sequence[int], 
   rows[0, 0, : len(text)], rows[1] = text, -1
   rows[1, 0, start : len(text)] = tokens
   sampling = make_sampling(1, target.vocab, temperature, prompts=[prompt], **settings)
-  out = _forced(target.decoder, target.params, jnp.asarray(rows[0]), jnp.asarray(rows[1]), sampling)
-  *found, best = (np.asarray(x, np.float64)[start - 1 : len(text) - 1] for x in out)
-  return Forced(*found, _tie(target, best))
+  out = _forced(target.decoder, target.dtype, target.params, jnp.asarray(rows[0]), jnp.asarray(rows[1]), sampling)
+  return Forced(*(np.asarray(x, np.float64)[start - 1 : len(text) - 1] for x in out))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _forced(decoder, params, tokens: Int["B T"], emitted: Int["B T"], sampling):
-  """Of row t, what it says of token t+1 (of the last, nothing): log p, mean and variance of the bounded one, gap, best logit."""
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _forced(decoder, dtype: str, params, tokens: Int["B T"], emitted: Int["B T"], sampling):
+  """Of row t, what it says of token t+1 (of the last, nothing): log p, mean and variance of the bounded one, gap, largest near tie."""
   hidden, _, _ = decoder.apply({"params": params}, tokens)
   logits = decoder.apply({"params": params}, hidden, method="logits")
   sampling = sampling.along(emitted)
@@ -62,15 +62,28 @@ def _forced(decoder, params, tokens: Int["B T"], emitted: Int["B T"], sampling):
   log_p = jnp.log(p)
   bounded = jnp.maximum(log_p, LEAST_LOG_P)
   mean = (p * bounded).sum(-1)
-  of_next = lambda x: jnp.take_along_axis(x, jnp.roll(tokens, -1, 1)[..., None], -1)[..., 0]
-  best = adjust.max(-1)
-  return tuple(x[0] for x in (of_next(log_p), mean, (p * (bounded - mean[..., None]) ** 2).sum(-1), best - of_next(adjust), best))
+  following = jnp.roll(tokens, -1, 1)
+  of_next = lambda x: jnp.take_along_axis(x, following[..., None], -1)[..., 0]
+  tie = _tie(dtype, adjust.max(-1))
+  nearly = distribution(logits + tie[..., None] * jax.nn.one_hot(following, logits.shape[-1]), _widened(sampling, tie.max()))
+  found = of_next(log_p)
+  found = jnp.where(found == -jnp.inf, jnp.log(of_next(nearly)), found)
+  return tuple(x[0] for x in (found, mean, (p * (bounded - mean[..., None]) ** 2).sum(-1), adjust.max(-1) - of_next(adjust), tie))
 
 
-def _tie(target: Target, best: Float["T"]) -> Float["T"]:
-  if target.dtype == "float32":
-    return np.full(best.shape, FLOAT32_NOISE)
-  return 2.0 ** (np.floor(np.log2(np.maximum(np.abs(best), 1e-6))) - 7)  # bfloat16 holds 8 significant bits.
+def _tie(dtype: str, best: Float["B T"]) -> Float["B T"]:
+  """What a logit may be off by beside the best one."""
+  if dtype == "float32":
+    return jnp.full(best.shape, FLOAT32_NOISE)
+  return 2.0 ** (jnp.floor(jnp.log2(jnp.maximum(jnp.abs(best), 1e-6))) - 7)  # bfloat16 holds 8 significant bits.
+
+
+def _widened(sampling: Sampling, noise: float) -> Sampling:
+  """Settings whose nucleus reaches as far as that of logits that are off by `noise`."""
+  if sampling.top_p is None:
+    return sampling
+  share = sampling.top_p
+  return sampling.replace(top_p=share + 2 * noise / sampling.temperature * share * (1 - share))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import specdec_jax
@@ -44,3 +47,17 @@ def test_impossible_tokens_are_a_fault():
   found = lossless.surprisal(target, PROMPTS, changed, 0.0)
   assert found.z == float("-inf") and found.p_value == 0 and found.impossible
   assert lossless.identical(changed, greedy) == 31
+
+
+def test_a_tie_at_the_filters_edge_is_no_fault():
+  """Which of two tokens a filter keeps may turn on the last bit: the first one beyond the edge is possible, the next is not."""
+  target = toys.target()
+  logits = target.forward(np.array([PROMPTS[0]])).logits
+  p = np.sort(np.asarray(jax.nn.softmax(logits[0, -1].astype(jnp.float32))))[::-1]
+  ids = np.argsort(-np.asarray(logits[0, -1]))
+  share = float(p[:9].sum() - 1e-6)  # The ninth reaches it, by less than what a logit may be off by.
+  read = lambda i, **settings: float(lossless.teacher_force(target, PROMPTS[0], [int(ids[i])], 1.0, **settings).log_p[0])
+  assert np.isfinite(read(9, top_p=share)) and read(10, top_p=share) == -np.inf
+  assert np.isfinite(read(8, top_p=share)) and read(9, top_p=share - 0.01) == -np.inf
+  assert np.isfinite(read(8, top_k=9)) and read(9, top_k=9) == -np.inf
+  assert read(40, min_p=float(p[40] / p[0]) + 1e-6) > -np.inf and read(40, min_p=float(p[40] / p[0]) + 0.01) == -np.inf

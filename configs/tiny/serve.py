@@ -2,7 +2,7 @@
 
   python -m experiments.serve_load --config=configs/tiny/serve.py --workdir=runs/tiny_serve
 
-2 CPU cores, half an hour to an hour. DSpark Figures 7 and 8: 60 to 85 % faster per user than MTP-1 at the same throughput. Ours:
+2 CPU cores, half an hour. DSpark Figures 7 and 8: 60 to 85 % faster per user than MTP-1 at the same throughput. Ours:
 docs/results.md.
 """
 
