@@ -171,7 +171,6 @@ def milliseconds(record) -> str:
   return ", ".join(f"{n}: {1e3 * s:.2f}" for n, s in zip(m["tokens"], m["seconds"]))
 
 
-of_all = lambda record: record["dataset"] == "all"
 of_dspark = lambda record: record["drafter"]["name"].endswith("dspark")
 with_bins = lambda record: of_dspark(record) and "bins" in record["metrics"]["raw"]
 soak = lambda record: record["dataset"] == "soak"
@@ -227,7 +226,7 @@ for name in ("tiny", "smollm2"):
       f"{name}_rules": Table(f"{name}_compare", block_rule),
       f"{name}_speeds": Table(f"{name}_compare", cells(comparison.speeds, titles=TITLES)),
       f"{name}_lossless": Table(f"{name}_lossless", lossless),
-      f"{name}_calibration": Table(f"{name}_calibrate", rows(calibrate.COLUMNS), where=of_all),
+      f"{name}_calibration": Table(f"{name}_calibrate", rows(calibrate.COLUMNS)),
       f"{name}_thresholds_plot": Table(
           f"{name}_calibrate", plots.threshold_sweeps, "Accepted and rejected drafts a round against the threshold on survival", of_dspark),
       f"{name}_reliability_plot": Table(

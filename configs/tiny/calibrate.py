@@ -2,7 +2,7 @@
 
   python -m experiments.calibrate --config=configs/tiny/calibrate.py --workdir=runs/tiny_calibrate
 
-2 CPU cores, an hour or two. DSpark Figures 5 and 6: ECE 3 to 8 % before and about 1 % after, AUC 0.81 to 0.90; acceptance 45.7 to 95.7 %
+2 CPU cores, half an hour. DSpark Figures 5 and 6: ECE 3 to 8 % before and about 1 % after, AUC 0.81 to 0.90; acceptance 45.7 to 95.7 %
 over the thresholds on chat. Ours: docs/results.md.
 """
 
