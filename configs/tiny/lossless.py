@@ -4,7 +4,7 @@
   python -m experiments.check_lossless --config=configs/tiny/lossless.py:bfloat16 --workdir=runs/tiny_lossless_bfloat16
   python -m experiments.check_lossless --config=configs/tiny/lossless.py:misreporting --workdir=runs/tiny_lossless_fault   (must fail)
 
-2 CPU cores, an hour or two for the first, minutes for the others. Figures: docs/results.md.
+2 CPU cores, twenty minutes for the first, minutes for the others. Figures: docs/results.md.
 """
 
 import ml_collections
