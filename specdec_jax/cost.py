@@ -84,7 +84,7 @@ class ServedCosts:
   def __init__(self, table: CostTable, grid: Sequence[int]):
     """grid: the buckets that are served, rising; the first is that of rounds without drafts."""
     self._grid, self._table = list(grid), 1 / table.sps(grid[-1])[np.array(grid) - 1]
-    self._base, self._served = self._table[0], np.full(len(grid), np.nan)  # Seconds; in units of them.
+    self._base, self._served = self._table[0], np.full(len(grid), np.nan)  # Seconds without drafts; of each bucket, in units of that.
     self._rounds, self._unseen = np.zeros(len(grid), int), np.zeros(len(grid), int)
     self._bucket = np.searchsorted(grid, np.arange(1, grid[-1] + 1))
     self._saved = {n: max(table.draft[-1][1] - seconds, 0.0) for n, seconds in table.draft}
@@ -105,7 +105,7 @@ class ServedCosts:
     """Takes in a round in which `drafted` slots of all were drafted for; a single one that was held up counts little."""
     i = self._grid.index(bucket)
     seconds += self._saved.get(drafted, 0.0) if i else 0.0
-    seconds = min(max(seconds, self._seconds[i] / OUTLIER), self._seconds[i] * OUTLIER)
+    seconds = min(max(seconds, self._seconds[i] / OUTLIER), self._most[i] * OUTLIER)
     self._unseen += 1
     self._unseen[i] = 0
     self._rounds[self._unseen > STALE] = 0
@@ -123,13 +123,14 @@ class ServedCosts:
 
   def _fit(self) -> None:
     """Buckets that were not seen differ from the table as the nearest one does that was, with drafts as with drafts. Without drafts
-    they are not dearer for that: they are tried where they seem to pay, and seen then."""
+    they are not dearer for that: they are tried where they seem to pay, and seen then; what they take may be as much dearer."""
     ratio, seen = self._base * self._served / self._table, np.flatnonzero(np.isfinite(self._served))
-    self._seconds = self._table.copy()
+    self._seconds, self._most = self._table.copy(), self._table.copy()
     for i in range(len(self._grid)):
       like = seen[seen > 0] if i and (seen > 0).any() else seen
       if len(like):
         nearest = ratio[like[np.argmin(abs(like - i))]]
+        self._most[i] *= nearest
         self._seconds[i] *= nearest if i or 0 in seen else min(nearest, 1.0)
 
 

@@ -80,7 +80,7 @@ class _Request:
   deliveries: list[tuple[float, int]] = dataclasses.field(default_factory=list)
   worth: Worth = dataclasses.field(default_factory=Worth)
   kept: bool = True  # Whether its context is kept up for the drafter.
-  crowd: int = 0  # Requests at once when that was last weighed.
+  crowd: int = 0  # Requests at once when it was last asked whether drafts pay for it.
   offered: bool = False  # Whether it could be drafted for at all.
   epoch: int = 0
   streamed: int = 0
@@ -705,7 +705,9 @@ class Engine:
 
   def _reconsider(self) -> None:
     """One without a drafter's context is read again, with one, where the load has fallen to half, drafts pay for those who are left, and
-    it has more to write than to be read."""
+    it has more to write than to be read. One at a time, and while no other is read: it would stand behind that one."""
+    if self._queue or self._filling is not None:
+      return
     load = self._load()
     for request in self._live():
       left = int(request.settings["caps"]) - len(request.tokens)

@@ -165,6 +165,7 @@ def test_drafter_round_trip(change):
     ({"projector_type": "dspark"}, "SpecForge"), ({"enable_confidence_head": "false"}, "enable_confidence_head is 'false'"),
     ({"markov_rank": "8"}, "markov_rank is '8'"), ({"num_anchors": -1}, "num_anchors is -1"),
     ({"dflash_config": {"conv_kernel_size": 2, "conv_group_size": 0}}, "conv_group_size 0"),
+    ({"num_anchors": "x", "dflash_config": {"num_anchors": 3}}, "num_anchors is 'x'"), ({"markov_head_type": []}, "markov_head_type"),
     ({"dflash_config": {"selector_rank": 4.5}}, "selector_rank is 4.5"),
     ({"dflash_config": {"anchor_predicts": 1}}, "anchor_predicts is 1"),
     ], ids=str)

@@ -92,6 +92,19 @@ def test_what_was_seen_long_ago_counts_no_more():
   np.testing.assert_allclose(1 / costs.sps()[[3, 15]], [0.6, 0.7])
 
 
+@pytest.mark.parametrize("pace", [1.0, 3.0, 10.0])
+def test_what_rounds_cost_is_learned_at_any_pace(pace):
+  """After a long time with drafts only, one round without shows what such rounds cost, however much slower than the table all is."""
+  costs = cost.ServedCosts(cost.CostTable((4, 8), (1.0, 1.2), (0.0,) * 2, {}), (4, 8))
+  for _ in range(300):
+    costs.observe(4, pace)
+    costs.observe(8, 1.2 * pace)
+  for _ in range(cost.STALE + 1):
+    costs.observe(8, 1.2 * pace)
+  costs.observe(4, pace)
+  np.testing.assert_allclose(1 / costs.sps()[[3, 7]], [pace, 1.2 * pace], rtol=1e-3)
+
+
 def test_a_pass_over_fewer_requests_takes_less():
   """What the drafter's pass over some of the slots saves is counted in, and out again of rounds that were served with it."""
   table = cost.CostTable((4, 8, 16), (1.0, 3.0, 4.0), (0.0,) * 3, {}, draft=((1, 0.5), (2, 0.8), (4, 1.5)))

@@ -430,6 +430,8 @@ def test_one_without_a_context_gets_it_when_the_load_falls():
   engine = make(adaptive=True, sps=CHEAP, slot_buckets=(2, 4), needs=("plain",))
   engine.warm_up()
   engine._speculation.keeps = engine._speculation.pays = lambda running, size, passes: running <= 2
+  again, requeue = [], engine._requeue
+  engine._requeue = lambda requests: again.extend(requests) or requeue(requests)
   with Compilations() as compilations:
     alone = engine.result(engine.submit(PROMPTS[3], 40, ignore_eos=True, speculation=False))
     numbers = [engine.submit(PROMPTS[i], n, ignore_eos=True) for i, n in ((3, 40), (1, 4), (5, 5), (4, 4))]
@@ -437,7 +439,21 @@ def test_one_without_a_context_gets_it_when_the_load_falls():
   assert compilations.count == 0
   assert long.tokens == alone.tokens and [c.tokens for c in short] == [plain()[1][:4], plain()[5][:5], plain()[4][:4]]
   assert long.rounds[0][0] == 0 and long.rounds[-2][0] and long.speculation == {"on": True, "why": None}
-  assert not any(c.speculation["on"] for c in short)
+  assert not any(c.speculation["on"] for c in short) and len(again) == 1
+
+
+def test_prompts_that_are_read_meanwhile_do_not_make_the_load_small():
+  """Drafts that pay for one request only: beside one that is read, another is not alone, and is not read again and again."""
+  engine = make(adaptive=True, sps=CHEAP, slots=2, slot_buckets=(2,), buckets={2: (6,)}, needs=("plain",))
+  engine._speculation.keeps = engine._speculation.pays = lambda running, size, passes: running <= 1
+  other = engine.submit(PROMPTS[0], 12, ignore_eos=True)
+  engine.step()
+  long = engine._requests[engine.submit(PROMPTS[3], 50, ignore_eos=True)]
+  while long.served is None:
+    if engine._requests[other].served and len(long.tokens) < 40:
+      other = engine.submit(PROMPTS[1], 3, ignore_eos=True)  # Two chunks.
+    engine.step()
+  assert long.epoch <= 1 and len(long.tokens) == 50
 
 
 def test_rows_put_off_of_one_who_has_gone():

@@ -1,6 +1,7 @@
 """Frozen descriptions of drafters, to and from the published config.json files."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -94,10 +95,10 @@ class DrafterConfig:
   def _from_deepspec(cls, config: Mapping[str, Any]) -> "DrafterConfig":
     """DFlash and DSpark share one class there: the heads are told by markov_rank and enable_confidence_head."""
     _need(config, "block_size", "mask_token_id", "target_layer_ids", "num_target_layers")
-    _check_types(config)
+    _check_types(config, ("num_anchors", "markov_rank"), ("enable_confidence_head", "confidence_head_with_markov"))
     confidence, rank = bool(config.get("enable_confidence_head", False)), config.get("markov_rank") or 0
     published = config.get("markov_head_type", "vanilla")
-    if rank and published not in _DEEPSPEC_HEADS:
+    if rank and published not in tuple(_DEEPSPEC_HEADS):
       raise ConfigError(f"markov_head_type {published!r} is not supported; known: {', '.join(_DEEPSPEC_HEADS)}")
     return cls(
         model=ModelConfig.from_published(config), block=config["block_size"], mask_id=config["mask_token_id"],
@@ -114,7 +115,10 @@ class DrafterConfig:
       raise ConfigError(f"block_size is {config['block_size']} at the top level and {block} in dflash_config")
     given = ("target_layer_ids",) if own.get("target_layer_ids") else ()
     _need({**config, **own, "block_size": block}, "block_size", "mask_token_id", "num_target_layers", *given)
-    _check_types({**config, **own})
+    _check_types(config, ("num_anchors",), ("is_causal",))
+    _check_types(
+        own, ("selector_rank", "head_rank", "selector_top_k", "conv_kernel_size", "conv_group_size"),
+        ("anchor_predicts", "confidence", "confidence_with_head"))
     if config.get("is_causal"):
       raise ConfigError("is_causal is true: a block drafter's attention is not causal")
     model = ModelConfig.from_published({**config, "tie_word_embeddings": False})
@@ -191,25 +195,14 @@ def _need(config: Mapping[str, Any], *keys: str) -> None:
       raise ConfigError(f"{k} is {config[k]!r}: expected {'a list of layer numbers' if k == 'target_layer_ids' else 'an integer'}")
 
 
-_COUNTS = (
-    "num_anchors", "markov_rank", "selector_rank", "head_rank", "selector_top_k", "conv_kernel_size", "conv_group_size", "draft_vocab_size")
-_FLAGS = (
-    "enable_confidence_head", "confidence_head_with_markov", "is_causal", "anchor_predicts", "confidence", "confidence_with_head", "mtp",
-    "own_embedding")
-
-
-def _check_types(config: Mapping[str, Any]) -> None:
-  """Raises ConfigError for a drafter's keys that are there, not null, and of another type than they have in the published files."""
-  given = lambda keys: ((k, config[k]) for k in keys if config.get(k) is not None)
-  for k, value in given(_COUNTS):
-    if type(value) is not int or value < 0:
-      raise ConfigError(f"{k} is {value!r}: expected an integer of at least 0")
-  for k, value in given(_FLAGS):
-    if type(value) is not bool:
-      raise ConfigError(f"{k} is {value!r}: expected true or false")
-  for k, value in given(["step_loss_decay"]):
-    if type(value) not in (int, float) or value < 0:
-      raise ConfigError(f"{k} is {value!r}: expected a number of at least 0")
+def _check_types(config: Mapping[str, Any], counts: Sequence[str], flags: Sequence[str], numbers: Sequence[str] = ()) -> None:
+  """Raises ConfigError for one of these keys that is there, not null, and of another type than in the published files."""
+  for keys, right, words in (
+      (counts, lambda x: type(x) is int and x >= 0, "an integer of at least 0"), (flags, lambda x: type(x) is bool, "true or false"),
+      (numbers, lambda x: type(x) in (int, float) and 0 <= x < math.inf, "a number of at least 0")):
+    for k in keys:
+      if config.get(k) is not None and not right(config[k]):
+        raise ConfigError(f"{k} is {config[k]!r}: expected {words}")
 
 
 def _default(config: Mapping[str, Any], key: str, default: Any) -> Any:
@@ -270,7 +263,7 @@ class SerialConfig:
   def from_published(cls, config: Mapping[str, Any]) -> "SerialConfig":
     """From an EAGLE-3 config.json in DeepSpec's layout (RELEASED_FORMATS §1.1), or of the same form with mtp: true."""
     _need(config, "ttt_length", "num_target_layers", "target_layer_ids")
-    _check_types(config)
+    _check_types(config, ("draft_vocab_size",), ("mtp", "own_embedding"), ("step_loss_decay",))
     kind = "mtp" if config.get("mtp") else "eagle3"
     if "markov_rank" in config or "dflash_config" in config:
       raise ConfigError("ttt_length beside a block drafter's keys: which drafter is this?")
