@@ -202,7 +202,7 @@ TABLES = {
     "training_speed": Table("tiny_training_speed", rows(TRAINING)),
     "lossless_bfloat16": Table("tiny_lossless_bfloat16", lossless),
     "lossless_fault": Table("tiny_lossless_fault", rows(check_lossless.COLUMNS)),
-    "advise_h200": Table("h200_advise", advice()),
+    **{f"advise_{name}": Table(f"{name}_advise", advice()) for name in ("h200", "v5e", "v6e")},
     "recall": Table("tiny_recall", rows(recall.COLUMNS)),
     "tiny_soak": Table("tiny_soak", rows(SOAK), where=soak),
     "depth": Table("tiny_depth", cells(comparison.accepted_lengths, ("dflash_5",))),

@@ -1,9 +1,11 @@
 """Advice for the embedded target on this machine, or for a target of 4 billion parameters on an accelerator.
 
   python -m experiments.advise --config=configs/tiny/advise.py --workdir=runs/tiny_advise
-  python -m experiments.advise --config=configs/tiny/advise.py:h200 --workdir=runs/h200_advise    (or :v5e, :v6e)
+  python -m experiments.advise --config=configs/tiny/advise.py:h200 --workdir=runs/h200_advise
+  python -m experiments.advise --config=configs/tiny/advise.py:v5e --workdir=runs/v5e_advise
+  python -m experiments.advise --config=configs/tiny/advise.py:v6e --workdir=runs/v6e_advise
 
-2 CPU cores, half an hour, without measured costs ten minutes. Figures: docs/results.md.
+2 CPU cores, ten minutes each. Figures: docs/results.md.
 
 The roofline's constants: 4.02e9 parameters in bfloat16 and 36 layers of 8 key/value heads of 128 (the published Qwen3-4B); peak dense
 bfloat16 operations and memory bandwidth as the vendors' data sheets have them. Its acceptance is the embedded target's.
