@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 
 from specdec_jax import metrics
-from specdec_jax.engine import Engine, Served
+from specdec_jax.engine import Engine
+from specdec_jax.requests import Served
 
 
 def buckets(slots: Sequence[int], per_slot: Sequence[float]) -> dict[int, list[int]]:

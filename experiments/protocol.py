@@ -21,7 +21,8 @@ from experiments.load import buckets, closed, figures
 from experiments.measure import load_prompts
 from specdec_jax import facts, metrics, report
 from specdec_jax.data import prompts as prompts_lib
-from specdec_jax.engine import Engine, QueueFull
+from specdec_jax.engine import Engine
+from specdec_jax.requests import QueueFull
 
 COLUMNS = (
     ("task", "dataset", ""), ("length", "metrics.length", ""), ("at once", "concurrency", ""),

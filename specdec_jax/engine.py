@@ -24,90 +24,21 @@ import numpy as np
 from specdec_jax import calibrate, cost, decode, metrics, report, sharding
 from specdec_jax import schedule as schedules
 from specdec_jax.cost import CostTable, CostTableMissing
-from specdec_jax.decode import DRAFTER_FAULT, RUNNING, STOP, Completion, DecodeState, Draft, Method, RoundOutput
+from specdec_jax.decode import DRAFTER_FAULT, RUNNING, STOP, DecodeState, Draft, Method, RoundOutput
 from specdec_jax.drafters.base import Drafter
 from specdec_jax.hub import load_drafter
 from specdec_jax.models.cache import Cache
 from specdec_jax.models.target import Target
+from specdec_jax.requests import Filling, Flight, QueueFull, Request, Served
 from specdec_jax.sampling import host_sampling
 from specdec_jax.slots import DEFAULTS, DEFERRED, NEEDS, PROGRAMS, STOP_IDS, Settings, stack
-from specdec_jax.speculation import Speculation, Worth
+from specdec_jax.speculation import Speculation
 from specdec_jax.typing import Int
 
 ROUNDS_IN_A_ROW = 4  # That a cost table is measured on: served rounds do not wait for each other.
 SHRINK_AFTER = 16  # Rounds that fewer slots must have been enough for.
 MOST_FAILURES = 5  # Of the device, in a row.
 FAILED_DRAFTS = 3  # Failures in a row, all while drafting, that are called the drafter's.
-
-
-class QueueFull(RuntimeError):
-  """The engine holds as many waiting requests as it was built for; try again later."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Served(Completion):
-  """A completion, and when: seconds from submission to the first token and to the end, and of every delivery (at, tokens).
-  speculation: whether it could be drafted for, and why it was not, or not to the end. finish_reason may be
-  "cancelled" or "deadline", too."""
-
-  ttft: float | None = None
-  latency: float = 0.0
-  deliveries: tuple[tuple[float, int], ...] = ()
-  speculation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-  @property
-  def tpot(self) -> float | None:
-    """Seconds a token behind the first one."""
-    return None if len(self.tokens) < 2 else (self.deliveries[-1][0] - self.deliveries[0][0]) / (len(self.tokens) - 1)
-
-
-@dataclasses.dataclass(eq=False)
-class _Request:
-  """A request and what the host knows of it. epoch: how often it was put back into the queue."""
-
-  id: int
-  prompt: list[int]
-  settings: dict[str, Any]  # One row of each field of Settings.
-  need: str
-  stop_texts: list[str]
-  speculation: bool
-  submitted: float
-  deadline: float | None
-  why: str | None = None  # Why it is not drafted for.
-  tokens: list[int] = dataclasses.field(default_factory=list)
-  logprobs: list[float] = dataclasses.field(default_factory=list)
-  rounds: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
-  deliveries: list[tuple[float, int]] = dataclasses.field(default_factory=list)
-  worth: Worth = dataclasses.field(default_factory=Worth)
-  kept: bool = True  # Whether its context is kept up for the drafter.
-  crowd: int = 0  # Requests at once when it was last asked whether drafts pay for it.
-  offered: bool = False  # Whether it could be drafted for at all.
-  epoch: int = 0
-  streamed: int = 0
-  served: Served | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Filling:
-  """A request whose text is being read: `done` of it so far, into `row`."""
-
-  request: _Request
-  text: list[int]
-  done: int
-  row: DecodeState
-
-
-@dataclasses.dataclass(frozen=True)
-class _Flight:
-  """A launched round, or first token (bucket None), that was not read yet: who held its slots, at which epoch; follows: whether it is
-  a round and nothing but its programs was launched behind the round before it; places: the slots that were drafted for, where not all."""
-
-  requests: tuple[tuple[_Request, int] | None, ...]
-  bucket: int | None
-  output: RoundOutput
-  confidence: jax.Array | None
-  follows: bool
-  places: tuple[int, ...] | None
 
 
 def memory_plan(target: Target, drafter: Drafter | None, method: Method, slots: int, length: int) -> dict[str, int]:
@@ -234,12 +165,12 @@ class Engine:
     self._speculate, self._warm = drafter is not None, None
     self._behind = 0  # Rounds whose rows the drafter's context lacks.
     self._follows, self._collected = False, 0.0
-    self._queue: collections.deque[_Request] = collections.deque()
-    self._requests: dict[int, _Request] = {}
+    self._queue: collections.deque[Request] = collections.deque()
+    self._requests: dict[int, Request] = {}
     self._ids = itertools.count()
-    self._flights: collections.deque[_Flight] = collections.deque()
-    self._filling: _Filling | None = None
-    self._held: list[_Request | None] = [None] * self.slot_buckets[0]
+    self._flights: collections.deque[Flight] = collections.deque()
+    self._filling: Filling | None = None
+    self._held: list[Request | None] = [None] * self.slot_buckets[0]
     self._state: DecodeState | None = self._empty(self.slot_buckets[0])
     self._settings: dict[str, Settings] = {}
     self._small = self._failures = self._failed_drafts = 0
@@ -339,7 +270,7 @@ class Engine:
     now, number = time.perf_counter(), next(self._ids)
     if self.method.schedule is not None or self.method.rule == "block":
       row["seeds"][1] = number % 2**32
-    request = _Request(
+    request = Request(
         number, ids, row, able[0], stop_texts, speculation and self.drafter is not None, now, None if deadline is None else now + deadline,
         None if speculation else "the request asked for none")
     self._requests[request.id] = request
@@ -388,7 +319,7 @@ class Engine:
     if self.method.drafter is not None:  # Else the reason stays what it was.
       self.why_off = None if on else "turned off"
 
-  def _request(self, number: int) -> _Request:
+  def _request(self, number: int) -> Request:
     if number not in self._requests:
       raise KeyError(f"no request {number}: there never was, or its result was taken")
     return self._requests[number]
@@ -422,7 +353,7 @@ class Engine:
       if request.served is None and request.deadline is not None and now > request.deadline:
         self._finish(request, "deadline")
 
-  def _live(self) -> list[_Request]:
+  def _live(self) -> list[Request]:
     return [r for r in self._held if r is not None]
 
   def _fill(self) -> None:
@@ -440,7 +371,7 @@ class Engine:
         np.add.at(counts[0], request.tokens, 1)  # It has some where it was interrupted.
         request.kept = self._keeps(request)  # Anew, where it comes a second time.
         row = self._empty(1, np.array([len(request.tokens)], np.int32), counts, RUNNING, self._launch, request.kept)
-        self._filling = _Filling(request, request.prompt + request.tokens, 0, row)
+        self._filling = Filling(request, request.prompt + request.tokens, 0, row)
         self._queue.popleft()
       filling = self._filling
       part = filling.text[filling.done : filling.done + self.chunk]
@@ -457,7 +388,7 @@ class Engine:
         self._admit(filling.request, row, last)
         self._filling = None
 
-  def _admit(self, request: _Request, row: DecodeState, last) -> None:
+  def _admit(self, request: Request, row: DecodeState, last) -> None:
     live = self._live()
     if len(live) == len(self._held):
       self._resize(min(s for s in self.slot_buckets if s > len(live)))
@@ -540,7 +471,7 @@ class Engine:
   def _fly(self, requests, bucket, output, confidence, places=None) -> None:
     for leaf in jax.tree.leaves((output, confidence)):
       leaf.copy_to_host_async()
-    self._flights.append(_Flight(
+    self._flights.append(Flight(
         tuple(r and (r, r.epoch) for r in requests), bucket, output, confidence, self._follows and bucket is not None, places))
     self._follows = bucket is not None
 
@@ -575,7 +506,7 @@ class Engine:
       self._counts["bucket"][flight.bucket] += 1
       self._counts["slots"][len(flight.requests)] += 1
 
-  def _deliver(self, request: _Request, output: RoundOutput, slot: int, flight_round: bool) -> None:
+  def _deliver(self, request: Request, output: RoundOutput, slot: int, flight_round: bool) -> None:
     """Takes in a request's tokens of a round, or its first one."""
     new, finish = output.tokens[slot, : output.count[slot]].tolist(), int(output.finish[slot])
     before = len(request.tokens)
@@ -602,7 +533,7 @@ class Engine:
     elif finish != RUNNING:
       self._finish(request, decode.FINISH_REASONS[finish], decode.fault_text(finish, len(request.tokens)))
 
-  def _finish(self, request: _Request, reason: str, error: str | None = None, text: str | None = None) -> None:
+  def _finish(self, request: Request, reason: str, error: str | None = None, text: str | None = None) -> None:
     if text is None and self.target.tokenizer:
       text = self.target.tokenizer.decode(request.tokens)
     drafted = any(d for d, _, _ in request.rounds)
@@ -645,7 +576,7 @@ class Engine:
       self._resize(enough)
       self._small = 0
 
-  def _requeue(self, requests: Sequence[_Request]) -> None:
+  def _requeue(self, requests: Sequence[Request]) -> None:
     """Gives up their slots; they come back in front of the queue and go on behind the tokens they have."""
     for request in reversed(requests):
       request.epoch += 1
@@ -682,14 +613,14 @@ class Engine:
 
   # What to verify.
 
-  def _most(self, request: _Request) -> int:
+  def _most(self, request: Request) -> int:
     """Drafts that a request may have verified this round."""
     if not self._speculate or not request.speculation or not request.kept:
       return 0
     request.offered = True
     return self._speculation.most(request.worth)
 
-  def _keeps(self, request: _Request) -> bool:
+  def _keeps(self, request: Request) -> bool:
     """Whether the drafter reads a request's text, too. Where costs are not weighed it always does."""
     if not self._choosing or self.method.drafter is None:
       return True
@@ -726,7 +657,7 @@ class Engine:
     state = self._state
     return (state, {}) if kept else (state.replace(drafter=None, pending=None), {"drafter": state.drafter, "pending": state.pending})
 
-  def _pick(self, held: Sequence[_Request | None], most: Int["B"]) -> tuple[int | None, int | None, tuple[int, ...] | None]:
+  def _pick(self, held: Sequence[Request | None], most: Int["B"]) -> tuple[int | None, int | None, tuple[int, ...] | None]:
     """(drafts that the schedule may admit, rows of the verify call, slots to draft for). No budget where the lengths are fixed; no bucket
     where the schedule has to be asked first; no slots where it is for all."""
     size, running = len(held), sum(r is not None for r in held)

@@ -11,8 +11,9 @@ import pytest
 
 import specdec_jax
 from specdec_jax import cost, decode, schedule, speculation
-from specdec_jax.engine import Engine, QueueFull
+from specdec_jax.engine import Engine
 from specdec_jax.models.cache import Cache
+from specdec_jax.requests import QueueFull
 from specdec_jax.sampling import make_sampling
 from tests import toys
 
@@ -440,6 +441,26 @@ def test_one_without_a_context_gets_it_when_the_load_falls():
   assert long.tokens == alone.tokens and [c.tokens for c in short] == [plain()[1][:4], plain()[5][:5], plain()[4][:4]]
   assert long.rounds[0][0] == 0 and long.rounds[-2][0] and long.speculation == {"on": True, "why": None}
   assert not any(c.speculation["on"] for c in short) and len(again) == 1
+
+
+@pytest.mark.parametrize("left, change, again", [
+    (1, {}, True), (2, {}, True), (3, {}, False), (1, {"kept": True}, False), (1, {"speculation": False}, False), (1, {"new": 9}, False),
+    (1, {"pays": False}, False), (1, {"waiting": 1}, False)])
+def test_who_is_read_again(left, change, again):
+  """One of four at once when it was refused a context, of whom `left` are left: not before half have gone, not one that has a context
+  already or wants no drafts, that has more to be read than to write, where drafts do not pay, or while another waits."""
+  engine = make(adaptive=True)
+  submit(engine, range(4), speculation=change.get("speculation", True))
+  engine._held = [engine._queue.popleft() for _ in range(left)]
+  for request in engine._held:
+    request.kept, request.crowd = change.get("kept", False), 4
+    request.prompt, request.settings["caps"] = [1] * 10, change.get("new", 12)
+  waiting = change.get("waiting", 0)
+  while len(engine._queue) > waiting:
+    engine._queue.pop()
+  engine._speculation.pays = lambda *load: change.get("pays", True)
+  engine._reconsider()
+  assert len(engine._queue) - waiting == again
 
 
 def test_prompts_that_are_read_meanwhile_do_not_make_the_load_small():

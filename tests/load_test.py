@@ -1,7 +1,7 @@
 """What a run under load shows: tokens while the load is held apart from those behind it, when slots run empty."""
 
 from experiments import load
-from specdec_jax.engine import Served
+from specdec_jax.requests import Served
 
 
 class OneTokenAStep:
