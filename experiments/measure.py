@@ -10,7 +10,7 @@ import specdec_jax
 from experiments import common
 from specdec_jax import calibrate, lossless, metrics
 from specdec_jax.data import prompts as prompts_lib
-from specdec_jax.decode import Completion, compiled
+from specdec_jax.decode import Completion, compiled, prompt_bucket
 from specdec_jax.drafters.base import Drafter
 from specdec_jax.models.target import Target
 
@@ -19,18 +19,25 @@ LEAST_P = 1e-4  # Right samples are less probable than this once in ten thousand
 
 @dataclasses.dataclass
 class Run:
-  """One method on one data set at one temperature: its outputs and the wall times of its repeats, in seconds."""
+  """One method on one data set at one temperature: its outputs, and the wall times of its repeats, in seconds; warmed: the outputs of its
+  warm-up by prompt, with which what it ran was compiled, `executables` programs in `warm_up` seconds."""
 
   drafter: Drafter | None
   rule: str
-  done: list[Completion]
+  warmed: dict[int, Completion]
   warm_up: float
   executables: int
-  walls: list[float]
+  done: list[Completion] = dataclasses.field(default_factory=list)
+  walls: list[float] = dataclasses.field(default_factory=list)
 
   @property
   def tokens_per_s(self) -> float:
     return sum(len(c.tokens) for c in self.done) / min(self.walls)
+
+  @property
+  def compile_seconds(self) -> float:
+    """What the warm-up took beyond its share of a later run."""
+    return max(self.warm_up - min(self.walls) * len(self.warmed) / len(self.done), 0.0)
 
 
 def load_prompts(config, target: Target) -> dict[str, list[list[int]]]:
@@ -69,26 +76,31 @@ def measure(
     config, target: Target, drafters: Sequence[Drafter | None], prompts, temperature: float,
     tick: Callable[[str], None], rules: Sequence[str],
 ) -> list[Run]:
-  """All methods on the same prompts: one warm-up each, then the repeats in turn, so that drift hits all alike.
+  """All methods on the same prompts: one warm-up each, with a batch of every shape, then the repeats in turn, so that drift hits all alike.
 
-  Every drafter runs under each of the acceptance rules; they are one rule at temperature 0, and without a drafter."""
-  seeds = range(config.seed, config.seed + len(prompts))
-  decode = lambda drafter, rule: decode_all(
-      target, drafter, prompts, config.batch, config.max_new_tokens, seeds, temperature=temperature, rule=rule)
+  Every drafter runs under each of the acceptance rules; they are one rule at temperature 0, and without a drafter. Raises RuntimeError
+  where a prompt gives other tokens than it gave before."""
+  decode = lambda drafter, rule, rows: decode_all(
+      target, drafter, [prompts[i] for i in rows], config.batch, config.max_new_tokens, [config.seed + i for i in rows],
+      temperature=temperature, rule=rule)
+  every = range(len(prompts))
+  batches = [every[i : i + config.batch] for i in every[:: config.batch]]
+  shapes = {prompt_bucket(len(prompts[rows[-1]])): rows for rows in batches}
   runs = []
   for drafter, rule in ((d, r) for r in rules for d in drafters if r == rules[0] or (d and temperature)):
     tick(f"warm-up {drafter.name if drafter else 'autoregressive'}")
     before, began = compiled(), time.perf_counter()
-    done = decode(drafter, rule)
-    runs.append(Run(drafter, rule, done, time.perf_counter() - began, compiled() - before, []))
+    warmed = {i: c for rows in shapes.values() for i, c in zip(rows, decode(drafter, rule, rows), strict=True)}
+    runs.append(Run(drafter, rule, warmed, time.perf_counter() - began, compiled() - before))
   for _ in range(config.repeats):
     for run in runs:
       tick(run.drafter.name if run.drafter else "autoregressive")
       began = time.perf_counter()
-      again = decode(run.drafter, run.rule)
+      done = decode(run.drafter, run.rule, every)
       run.walls.append(time.perf_counter() - began)
-      if [c.tokens for c in again] != [c.tokens for c in run.done]:
+      if any(done[i].tokens != c.tokens for known in (run.warmed, dict(enumerate(run.done))) for i, c in known.items()):
         raise RuntimeError("two runs with the same seeds gave different tokens")
+      run.done = done
   return runs
 
 
@@ -122,5 +134,5 @@ def result(experiment: str, config, target: Target, dataset: str, prompts, tempe
       dataset=dataset, temperature=temperature, concurrency=config.batch, schedule="fixed", rule=run.rule, n_requests=len(run.done),
       n_rounds=sum(map(len, rounds)), speculation={"on": run.drafter is not None, "why": None if run.drafter else "baseline"},
       lossless=check(target, prompts, run, plain, temperature),
-      compile={"count": run.executables, "seconds": max(run.warm_up - min(run.walls), 0.0)}, metrics=found,
+      compile={"count": run.executables, "seconds": run.compile_seconds}, metrics=found,
       notes=f"best of {config.repeats}, load {os.getloadavg()[0]:.1f}")

@@ -48,4 +48,4 @@ def unused_token(target: Target) -> str:
 
 def objective(config: ConfigDict, target: Target, model: BlockDrafter | SerialDrafter) -> Objective:
   """The loss that `config` describes."""
-  return Objective(target, model, config.anchors, config.anchor_rule, BlockLoss(**config.loss), config.ce_share)
+  return Objective(target, model, config.anchors, config.anchor_rule, BlockLoss(**config.loss), config.ce_share, config.soft)

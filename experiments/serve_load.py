@@ -124,6 +124,7 @@ def main(argv):
           same = min(r["lossless"]["identical"] for r in found)
           records[-1]["lossless"] |= {"identical": same, "holds": same == records[-1]["lossless"]["n"]}
         records[-1]["compile"]["count"] = max(r["compile"]["count"] for r in found)
+        records[-1]["metrics"]["each"] = [r["metrics"]["held_tokens_per_s"] for r in found]
         report.append(workdir / "results.jsonl", records[-1])
   screen.print(report.table(records, COLUMNS))
   (workdir / "load.md").write_text(report.markdown(records, COLUMNS) + "\n")

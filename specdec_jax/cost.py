@@ -83,9 +83,9 @@ class ServedCosts:
 
   def __init__(self, table: CostTable, grid: Sequence[int]):
     """grid: the buckets that are served, rising; the first is that of rounds without drafts."""
-    self._grid, self._table = list(grid), 1 / table.sps(grid[-1])[np.array(grid) - 1]
-    self._base, self._served = self._table[0], np.full(len(grid), np.nan)  # Seconds without drafts; of each bucket, in units of that.
-    self._rounds, self._unseen = np.zeros(len(grid), int), np.zeros(len(grid), int)
+    self._grid, self._table = list(grid), (1 / table.sps(grid[-1])[np.array(grid) - 1]).tolist()
+    self._base, self._served = self._table[0], [None] * len(grid)  # Seconds without drafts; of each bucket, in units of that.
+    self._rounds, self._unseen = [0] * len(grid), [0] * len(grid)
     self._bucket = np.searchsorted(grid, np.arange(1, grid[-1] + 1))
     self._saved = {n: max(table.draft[-1][1] - seconds, 0.0) for n, seconds in table.draft}
     self._fit()
@@ -93,23 +93,25 @@ class ServedCosts:
   @property
   def served(self) -> dict[int, float]:
     """Seconds by bucket, of those that rounds were seen of."""
-    return {n: float(s * self._base) for n, s in zip(self._grid, self._served) if np.isfinite(s)}
+    return {n: s * self._base for n, s in zip(self._grid, self._served) if s is not None}
 
   def sps(self, drafted: int | None = None) -> Float["n"]:
     """Rounds per second for 1, 2, … tokens of the largest bucket, where `drafted` slots of all are drafted for (None: all)."""
-    seconds = self._seconds.copy()
+    seconds = np.array(self._seconds)
     seconds[1:] = np.maximum(seconds[1:] - self._saved.get(drafted, 0.0), 0.1 * seconds[1:])
     return 1 / seconds[self._bucket]
 
   def observe(self, bucket: int, seconds: float, drafted: int | None = None) -> None:
-    """Takes in a round in which `drafted` slots of all were drafted for; a single one that was held up counts little."""
+    """Takes in a round in which `drafted` slots of all were drafted for; a single one that was held up counts little. Called once a round,
+    so in plain numbers: arrays this small take longer."""
     i = self._grid.index(bucket)
     seconds += self._saved.get(drafted, 0.0) if i else 0.0
     seconds = min(max(seconds, self._seconds[i] / OUTLIER), self._most[i] * OUTLIER)
-    self._unseen += 1
+    self._unseen = [n + 1 for n in self._unseen]
     self._unseen[i] = 0
-    self._rounds[self._unseen > STALE] = 0
-    self._served[self._unseen > STALE] = np.nan
+    for j, unseen in enumerate(self._unseen):
+      if unseen > STALE:
+        self._rounds[j], self._served[j] = 0, None
     self._rounds[i] += 1
     weight = max(1 / self._rounds[i], OBSERVED[i > 0])
     mean = lambda old, new: new if weight == 1 else weight * new + (1 - weight) * old
@@ -118,20 +120,21 @@ class ServedCosts:
     else:
       before, self._base, self._served[0] = self._base, mean(self._base, seconds), 1.0
       if weight == 1:  # Rounds with drafts were counted in the table's, or in those of long ago.
-        self._served[1:] *= before / self._base
+        self._served[1:] = [s and s * before / self._base for s in self._served[1:]]
     self._fit()
 
   def _fit(self) -> None:
     """Buckets that were not seen differ from the table as the nearest one does that was, with drafts as with drafts. Without drafts
     they are not dearer for that: they are tried where they seem to pay, and seen then; what they take may be as much dearer."""
-    ratio, seen = self._base * self._served / self._table, np.flatnonzero(np.isfinite(self._served))
-    self._seconds, self._most = self._table.copy(), self._table.copy()
+    ratio = {i: self._base * s / t for i, (s, t) in enumerate(zip(self._served, self._table)) if s is not None}
+    drafted = [i for i in ratio if i]
+    self._seconds, self._most = list(self._table), list(self._table)
     for i in range(len(self._grid)):
-      like = seen[seen > 0] if i and (seen > 0).any() else seen
-      if len(like):
-        nearest = ratio[like[np.argmin(abs(like - i))]]
+      like = drafted if i and drafted else ratio
+      if like:
+        nearest = ratio[min(like, key=lambda j: abs(j - i))]
         self._most[i] *= nearest
-        self._seconds[i] *= nearest if i or 0 in seen else min(nearest, 1.0)
+        self._seconds[i] *= nearest if i or 0 in ratio else min(nearest, 1.0)
 
 
 def load(path: str | pathlib.Path, expected: Mapping[str, Any] | None = None) -> CostTable:

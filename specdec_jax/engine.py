@@ -31,7 +31,7 @@ from specdec_jax.models.cache import Cache
 from specdec_jax.models.target import Target
 from specdec_jax.requests import Filling, Flight, QueueFull, Request, Served
 from specdec_jax.sampling import host_sampling
-from specdec_jax.slots import DEFAULTS, DEFERRED, NEEDS, PROGRAMS, STOP_IDS, Settings, stack
+from specdec_jax.slots import DEFAULTS, DEFERRED, NEEDS, PROGRAMS, STOP_IDS, Packed, Settings, stack
 from specdec_jax.speculation import Speculation
 from specdec_jax.typing import Int
 
@@ -442,7 +442,7 @@ class Engine:
 
   def _judge(
       self, launch: Callable, need: str, reach: int, settings: Settings, alive, made: Draft, bucket: int, kept: bool = True,
-  ) -> RoundOutput:
+  ) -> Packed:
     """Verifies and commits; the state is that after the round then. kept: whether any request's context is kept up for the drafter."""
     (method, weights), (state, kept_back) = self._keeper(kept), self._part(kept)
     cache, rest = state.cache, state.replace(cache=None)
@@ -478,7 +478,8 @@ class Engine:
   def _collect(self) -> None:
     """Takes in the oldest round in flight: tokens, ends, confidences."""
     flight = self._flights.popleft()
-    output, logits = jax.device_get((flight.output, flight.confidence))
+    packed, logits = jax.device_get((flight.output, flight.confidence))
+    output = packed.unpacked()
     before, self._collected = self._collected, time.perf_counter()
     if flight.follows and (self._flights[0].follows if self._flights else self._follows):  # Else it shared the device with a prompt.
       self._speculation.observe(len(flight.requests), flight.bucket, self._collected - before, flight.places and len(flight.places))
@@ -726,7 +727,7 @@ class Engine:
 
   def _dry_round(
       self, size: int, need: str, bucket: int, reach: int, settings: Settings, launch: Callable, drafted: int, kept: bool = True,
-  ) -> RoundOutput:
+  ) -> Packed:
     """A round for nobody, in which `drafted` slots are drafted for; kept: as in `_judge`."""
     alive = np.ones(size, bool)
     made = self._none[size]

@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 
-from specdec_jax.decode import Completion, DecodeState, RoundOutput
+from specdec_jax.decode import Completion, DecodeState
+from specdec_jax.slots import Packed
 from specdec_jax.speculation import Worth
 
 
@@ -74,7 +75,7 @@ class Flight:
 
   requests: tuple[tuple[Request, int] | None, ...]
   bucket: int | None
-  output: RoundOutput
+  output: Packed
   confidence: jax.Array | None
   follows: bool
   places: tuple[int, ...] | None

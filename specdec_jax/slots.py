@@ -72,13 +72,36 @@ def stack(rows: Sequence[dict[str, Any] | None], need: str, vocab: int) -> Setti
       bias=table("bias", np.float32), prompt=table("prompt", bool))
 
 
+COLUMNS = ("start", "count", "drafted", "accepted", "ran", "finish")
+
+
+@flax.struct.dataclass
+class Packed:
+  """A round's output as the host fetches it, two arrays instead of eight: integers [B,6+L], COLUMNS and then the tokens; logprobs, or None.
+  """
+
+  integers: Int["B N"]
+  logprobs: Float["B L"] | None
+
+  @classmethod
+  def of(cls, output: RoundOutput) -> "Packed":
+    columns = jnp.stack([getattr(output, name).astype(jnp.int32) for name in COLUMNS], 1)
+    return cls(jnp.concatenate([columns, output.tokens.astype(jnp.int32)], 1), output.logprobs)
+
+  def unpacked(self) -> RoundOutput:
+    """Of arrays that were fetched."""
+    columns = dict(zip(COLUMNS, self.integers.T))
+    return RoundOutput(**columns | {"ran": columns["ran"] != 0}, tokens=self.integers[:, len(COLUMNS) :], logprobs=self.logprobs)
+
+
 def _living(state: DecodeState, alive: Bool["B"]) -> DecodeState:
   """With what the host has ended since."""
   return state.replace(finish=jnp.where(alive, state.finish, STOP))
 
 
-def _first(method: Method, need: str, vocab: int, params, state: DecodeState, last, settings: Settings):
-  return decode.first_token(method, params, state, last, settings.sampling(vocab, need), settings.limits)
+def _first(method: Method, need: str, vocab: int, params, state: DecodeState, last, settings: Settings) -> tuple[DecodeState, Packed]:
+  state, output = decode.first_token(method, params, state, last, settings.sampling(vocab, need), settings.limits)
+  return state, Packed.of(output)
 
 
 def _draft(
@@ -103,9 +126,10 @@ def _verify(method: Method, bucket: int, reach: int, params, cache: Cache, state
 def _commit(
     method: Method, need: str, vocab: int, drafter_params, state: DecodeState, cache: Cache, verified: Verified, made: Draft,
     settings: Settings, alive, fed,
-) -> tuple[DecodeState, RoundOutput]:
+) -> tuple[DecodeState, Packed]:
   state, verified = _living(state.replace(cache=cache), alive), verified.replace(cache=cache.replace(fed=fed))
-  return decode.commit(method, drafter_params, state, made, verified, settings.sampling(vocab, need), settings.limits)
+  state, output = decode.commit(method, drafter_params, state, made, verified, settings.sampling(vocab, need), settings.limits)
+  return state, Packed.of(output)
 
 
 def _each_slot(stacked: bool, f: Callable, *states: DecodeState) -> DecodeState:

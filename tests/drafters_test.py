@@ -370,6 +370,32 @@ def test_reduced_vocabulary_is_measured_on_the_whole():
   assert np.isfinite(float(total)) and float(found["accept_rate@0"]) < 1e-5 and float(found["accuracy@0"]) == 0.0
 
 
+@pytest.mark.parametrize("name", ["mtp", "eagle3 reduced, windowed"])
+def test_serial_drafters_on_true_tokens(name):
+  """Cross-entropy on the token that a step predicts, where the text goes on to it and the drafter knows it, counted by hand."""
+  target, drafter = toys.target(), make(name)
+  model, params = drafter.model, drafter.params
+  taps, hidden, positions = FEATURES(target.decoder, target.params, TOKENS, SEGMENTS, model.taps)
+  batch = SerialBatch(taps, TOKENS, SEGMENTS, positions)
+
+  @jax.jit
+  def found():
+    out = model.block_outputs(params, batch)
+    total, _ = losses.serial_loss(0.8, model, params, out, batch, ANSWER, hidden, head_table(target.params), soft=False)
+    return total, jax.nn.log_softmax(out.rows @ model.table(params).T, -1)
+
+  total, logq = jax.device_get(found())
+  known = np.asarray(params["draft_ids"]).tolist() if "draft_ids" in params else list(range(61))
+  tokens, segments, answer = map(np.asarray, (TOKENS, SEGMENTS, ANSWER))
+  losses_by_step = np.zeros(logq.shape[2])
+  for (b, i), s in itertools.product(np.ndindex(tokens.shape), range(logq.shape[2])):
+    if i + 2 + s < tokens.shape[1] and answer[b, i + s] and len({*segments[b, [i, i + s, i + 1 + s, i + 2 + s]]}) == 1:
+      label = tokens[b, i + 2 + s].item()
+      losses_by_step[s] -= logq[b, i, s, known.index(label)] if label in known else 0.0
+  np.testing.assert_allclose(total, (losses_by_step / tokens.size * 0.8 ** np.arange(len(losses_by_step))).sum(), rtol=1e-5)
+  assert (losses_by_step > 0).all()
+
+
 @pytest.mark.parametrize("name", ["eagle3", pytest.param("eagle3 reduced, windowed", marks=pytest.mark.slow)])
 def test_anchors_of_serial_drafters_are_columns_of_the_whole(name):
   """Training-time test from some columns gives what it gives from all of them, and their loss is the mean over those."""

@@ -232,11 +232,11 @@ def block_loss(
 
 def serial_loss(
     decay: float, model, params, out: DraftOutputs, batch: SerialBatch, supervised: Bool["B S"], target_hidden: Float["B S D"],
-    target_table: Float["V D"], target_cap: float | None = None,
+    target_table: Float["V D"], target_cap: float | None = None, soft: bool = True,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Soft cross-entropy of training-time test, Σ_s decay^s · loss_s (Eagle3 §3), each over all B·S positions as DeepSpec
   counts them, or over the batch's B·A anchors. Step s of column i predicts the token at i+2+s; a column counts while column
-  i+s is supervised."""
+  i+s is supervised. soft False: cross-entropy on that token instead, where the text has it and the drafter knows it."""
   size, steps = supervised.shape[1], out.hidden.shape[2]
   ahead = lambda x, s: jnp.pad(x[:, s:], ((0, 0), (0, min(s, size)), *((0, 0),) * (x.ndim - 2)))
   inner = supervised & (ahead(batch.segments, 1) == batch.segments)
@@ -244,17 +244,21 @@ def serial_loss(
   stacked = lambda columns: jnp.stack([batch.pick(columns(s)) for s in range(steps)], 2)
   mask, target_rows = stacked(together), stacked(lambda s: ahead(target_hidden, 1 + s))
   flat = lambda x: x.reshape(-1, x.shape[-1])
-  none, whole = jnp.zeros((mask.size,), jnp.int32), None
+  labels, whole = stacked(lambda s: ahead(batch.tokens, 2 + s)), None
+  known = mask & stacked(lambda s: ahead(batch.segments, 2 + s) == batch.segments)
   if "draft_ids" in params:  # Trained on the target's distribution over the ids that can be drafted, measured on the whole.
-    whole = vocab_terms(flat(target_rows), target_table, flat(target_rows), target_table, none, cap=target_cap, target_cap=target_cap)
-    target_table = target_table[params["draft_ids"]]
+    ids, rows = params["draft_ids"], flat(target_rows)
+    whole = vocab_terms(rows, target_table, rows, target_table, labels.reshape(-1), cap=target_cap, target_cap=target_cap)
+    target_table, true = target_table[ids], labels
+    labels = jnp.searchsorted(ids, true).clip(max=len(ids) - 1)
+    known &= ids[labels] == true
   terms = vocab_terms(
-      flat(out.rows), model.table(params), flat(target_rows), target_table, none, 1, whole_lse=None if whole is None else whole.target_lse,
-      target_cap=target_cap)
+      flat(out.rows), model.table(params), flat(target_rows), target_table, labels.reshape(-1), 1,
+      whole_lse=None if whole is None else whole.target_lse, target_cap=target_cap)
   if whole is not None:
     terms = terms.replace(ids=params["draft_ids"][terms.ids], target_best=whole.target_best)
   terms = jax.tree.map(lambda x: x.reshape(*mask.shape, *x.shape[1:]), terms)
-  losses = jnp.sum(terms.cross * mask, (0, 1)) / mask[..., 0].size
+  losses = jnp.sum(terms.cross * mask if soft else terms.nll * known, (0, 1)) / mask[..., 0].size
   per_step = lambda x: (x * mask).sum((0, 1)) / jnp.maximum(mask.sum((0, 1)), 1)
   alike, agrees = jnp.clip(1 - 0.5 * terms.l1, 0, 1), terms.ids[..., 0] == terms.target_best
   length = lambda x: 1 + (jnp.cumprod(x * mask, -1).sum(-1) * mask[..., 0]).sum() / jnp.maximum(mask[..., 0].sum(), 1)
