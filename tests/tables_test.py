@@ -125,6 +125,7 @@ def test_the_schedule_against_the_others():
   assert best == {1: "1.25", 4: "1.25"}
   each = lambda *turns: {"metrics": {**at(turns[1], 1.0)["metrics"], "each": turns}}  # The pace halves, and doubles again.
   best, _ = tables.schedule_against({
-      "target alone": {1: each(100.0, 50.0, 100.0)}, "fixed 2": {1: each(90.0, 45.0, 90.0)}, "asynchronous": {1: each(110.0, 90.0, 110.0)}}).values()
+      "target alone": {1: each(100.0, 50.0, 100.0)}, "fixed 2": {1: each(90.0, 45.0, 90.0)},
+      "asynchronous": {1: each(110.0, 90.0, 110.0)}}).values()
   assert best == {1: "1.10"}
   assert matched == {1: "n/a", 4: f"{(150 + 0.7 * (65 - 150)) / 55:.2f}"}  # 220 lies 0.7 of the way from 150 to 250.
