@@ -14,7 +14,7 @@ SMOOTHING = 0.7  # Weight of the past in running means of confidences and accept
 MARGIN = 1.1  # Times the tokens per second without drafts that drafts must promise: catching up and reading prompts cost the drafter, too.
 PROBE_EVERY, LEAST_PROBES = 64, 1024  # Rounds without any draft after which some are made, to see; doubled every time.
 ENDED = 64  # Requests that ended last, which those to come are taken to be like; drafts are worth their while until an eighth have ended.
-WEIGHED_EVERY = 16  # Times that the same is said, at the same load: to weigh it takes milliseconds.
+WEIGHED_EVERY = 16  # Times that the same is said of the same requests, or at the same load: weighing takes the host a tenth of a round.
 PROBE_REQUESTS = 64  # Turns of all slots, in which one request is given a drafter's context although drafts would not pay.
 JUDGED_AFTER = 8  # Rounds with drafts before a request's drafts are judged.
 PAUSE, LONGEST_PAUSE = 16, 256  # Rounds that a request goes without drafts that do not pay; doubled every time.
@@ -55,10 +55,11 @@ class Speculation:
     self._undrafted, self._probe = 0, PROBE_EVERY
     self._ended: collections.deque[np.ndarray] = collections.deque(maxlen=ENDED)  # Survival.
     self._refused, self._weighed = 0, {}
+    self._unpaid, self._unweighed = None, 0  # What no drafts paid for when it was weighed last; rounds since.
 
   def use_costs(self, tables: Mapping[int, CostTable]) -> None:
     """A table for each number of slots; what was seen before is forgotten."""
-    self.costs, self._weighed = {size: ServedCosts(table, self.buckets[size]) for size, table in tables.items()}, {}
+    self.costs, self._weighed, self._unpaid = {size: ServedCosts(table, self.buckets[size]) for size, table in tables.items()}, {}, None
 
   def most(self, worth: Worth) -> int:
     """Drafts that a request may have in this round; asked once a round."""
@@ -79,7 +80,12 @@ class Speculation:
     if any(k is None for k in known):
       return len(worths) * self.draft_length, everyone
     waited = [w.waited for w in worths]
-    best = self._best(np.stack(known), waited, running, size, passes)[:2]
+    asked, self._unweighed = (running, size, *map(id, worths)), self._unweighed + 1
+    if asked == self._unpaid and self._unweighed < WEIGHED_EVERY:
+      best = 0, []
+    else:
+      best = self._best(np.stack(known), waited, running, size, passes)[:2]
+      self._unpaid, self._unweighed = None if best[0] else asked, 0
     if best[0]:
       self._probe = PROBE_EVERY
       if len(best[1]) == 1 and max(waited) >= PROBE_EVERY:  # A pass over one has no place for another: it is given up for a round.
@@ -143,7 +149,7 @@ class Speculation:
     mean = lambda old, new: new if old is None else SMOOTHING * old + (1 - SMOOTHING) * new
     if survival is not None:
       worth.waited = 0
-      worth.survival = mean(worth.survival, survival)
+      worth.survival, self._unpaid = mean(worth.survival, survival), None
       self.survival = survival if self.survival is None else 0.98 * self.survival + 0.02 * survival
     if not drafted:
       return
