@@ -86,9 +86,9 @@ class ServedCosts:
     self._grid, self._table = list(grid), (1 / table.sps(grid[-1])[np.array(grid) - 1]).tolist()
     self._base, self._served = self._table[0], [None] * len(grid)  # Seconds without drafts; of each bucket, in units of that.
     self._rounds, self._unseen = [0] * len(grid), [0] * len(grid)
+    self._fit: tuple[list[float], list[float]] | None = None  # `_fitted`, until the next round.
     self._bucket = np.searchsorted(grid, np.arange(1, grid[-1] + 1))
     self._saved = {n: max(table.draft[-1][1] - seconds, 0.0) for n, seconds in table.draft}
-    self._fit()
 
   @property
   def served(self) -> dict[int, float]:
@@ -97,7 +97,7 @@ class ServedCosts:
 
   def sps(self, drafted: int | None = None) -> Float["n"]:
     """Rounds per second for 1, 2, … tokens of the largest bucket, where `drafted` slots of all are drafted for (None: all)."""
-    seconds = np.array(self._seconds)
+    seconds = np.array(self._fitted()[0])
     seconds[1:] = np.maximum(seconds[1:] - self._saved.get(drafted, 0.0), 0.1 * seconds[1:])
     return 1 / seconds[self._bucket]
 
@@ -106,11 +106,12 @@ class ServedCosts:
     so in plain numbers: arrays this small take longer."""
     i = self._grid.index(bucket)
     seconds += self._saved.get(drafted, 0.0) if i else 0.0
-    seconds = min(max(seconds, self._seconds[i] / OUTLIER), self._most[i] * OUTLIER)
-    self._unseen = [n + 1 for n in self._unseen]
-    self._unseen[i] = 0
+    known = self._served[i]
+    least, most = (x[i] for x in self._fitted()) if known is None else (known * self._base,) * 2
+    seconds = min(max(seconds, least / OUTLIER), most * OUTLIER)
     for j, unseen in enumerate(self._unseen):
-      if unseen > STALE:
+      self._unseen[j] = unseen + 1 if j != i else 0
+      if self._unseen[j] > STALE:
         self._rounds[j], self._served[j] = 0, None
     self._rounds[i] += 1
     weight = max(1 / self._rounds[i], OBSERVED[i > 0])
@@ -121,20 +122,25 @@ class ServedCosts:
       before, self._base, self._served[0] = self._base, mean(self._base, seconds), 1.0
       if weight == 1:  # Rounds with drafts were counted in the table's, or in those of long ago.
         self._served[1:] = [s and s * before / self._base for s in self._served[1:]]
-    self._fit()
+    self._fit = None
 
-  def _fit(self) -> None:
-    """Buckets that were not seen differ from the table as the nearest one does that was, with drafts as with drafts. Without drafts
-    they are not dearer for that: they are tried where they seem to pay, and seen then; what they take may be as much dearer."""
+  def _fitted(self) -> tuple[list[float], list[float]]:
+    """(seconds by bucket, the most that they may be). Buckets that were not seen differ from the table as the nearest one does that was,
+    with drafts as with drafts. Without drafts they are not dearer for that: they are tried where they seem to pay, and seen then; what they
+    take may be as much dearer."""
+    if self._fit is not None:
+      return self._fit
     ratio = {i: self._base * s / t for i, (s, t) in enumerate(zip(self._served, self._table)) if s is not None}
     drafted = [i for i in ratio if i]
-    self._seconds, self._most = list(self._table), list(self._table)
+    seconds, most = list(self._table), list(self._table)
     for i in range(len(self._grid)):
       like = drafted if i and drafted else ratio
       if like:
         nearest = ratio[min(like, key=lambda j: abs(j - i))]
-        self._most[i] *= nearest
-        self._seconds[i] *= nearest if i or 0 in ratio else min(nearest, 1.0)
+        most[i] *= nearest
+        seconds[i] *= nearest if i or 0 in ratio else min(nearest, 1.0)
+    self._fit = seconds, most
+    return self._fit
 
 
 def load(path: str | pathlib.Path, expected: Mapping[str, Any] | None = None) -> CostTable:

@@ -642,8 +642,9 @@ class Engine:
       return
     load = self._load()
     for request in self._live():
-      left = int(request.settings["caps"]) - len(request.tokens)
-      if request.kept or not request.speculation or 2 * load[0] > request.crowd or left < len(request.prompt) + len(request.tokens):
+      if request.kept or not request.speculation or 2 * load[0] > request.crowd:
+        continue
+      if int(request.settings["caps"]) - len(request.tokens) < len(request.prompt) + len(request.tokens):
         continue
       request.crowd = load[0]
       if self._speculation.pays(*load):

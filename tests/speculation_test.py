@@ -106,6 +106,26 @@ def test_a_pass_over_one_goes_round_too():
   assert {i for p in passes if len(p) == 1 for i in p} == {0, 1, 2, 3}
 
 
+def test_that_nothing_pays_is_not_weighed_every_round():
+  """Every sixteenth, or at once where others are there, one was seen anew, or there are other cost tables."""
+  policy = Speculation(4, {4: (4, 20)}, True)
+  dear = {4: cost.CostTable((4, 20), (1.0, 50.0), (0.0, 0.0), {})}
+  policy.use_costs(dear)
+  weighed, best = [], policy._best
+  policy._best = lambda *args: weighed.append(1) or best(*args)
+  worths = [Worth(survival=np.full(4, 0.5)) for _ in range(4)]
+  plan = lambda which: policy.plan(which, len(which), 4, (4,))
+  for _ in range(33):
+    assert plan(worths) == (0, [])
+  assert len(weighed) == 3
+  for change in (
+      lambda: plan(worths[:3]), lambda: policy.learn(worths[0], 0, 0, np.full(4, 0.6), 3, 4) or plan(worths[:3]),
+      lambda: policy.use_costs(dear) or plan(worths[:3])):
+    before = len(weighed)
+    change()
+    assert len(weighed) == before + 1
+
+
 def test_whether_a_context_is_kept_for_drafts():
   """As long as little is known it is; then where requests like the last ones would gain on the whole, also by a few of them that gain
   much; else for one in many."""
