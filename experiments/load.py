@@ -27,6 +27,11 @@ class Load:
   held: float
 
 
+def together(runs: Sequence[Load]) -> Load:
+  """Runs one after the other as one."""
+  return Load([s for r in runs for s in r.served], *(sum(getattr(r, name) for r in runs) for name in ("wall", "held_tokens", "held")))
+
+
 def closed(engine: Engine, requests, concurrency: int, **settings) -> Load:
   """So many requests in flight, each replaced as it ends; requests: (prompt ids, new tokens)."""
   began, waiting, running, done, submitted = time.perf_counter(), list(enumerate(requests)), {}, {}, []

@@ -3,8 +3,9 @@
   python -m experiments.serve_load --config=configs/tiny/serve.py --workdir=runs/tiny_serve
 
 Closed loop: so many requests at once, each replaced as it ends, in an engine of as many slots; tokens/s up to the last replacement. Open
-loop: requests come by themselves, evenly at random (Poisson) or in bursts, whether or not the engine keeps up. Every engine serves the same
-requests; repeats take turns, after one that is not counted, in which costs are learned that no profile shows.
+loop: requests come by themselves, evenly at random (Poisson) or in bursts, whether or not the engine keeps up. Engines take turns, short
+ones, as a machine's pace changes: all serve the same requests in a turn, and others in the next. Before them comes a long one that is not
+counted, in which costs are learned that no profile shows.
 """
 
 import os
@@ -18,7 +19,7 @@ from rich import progress
 
 import specdec_jax
 from experiments import common, plots
-from experiments.load import Load, arrivals, buckets, closed, figures, opened
+from experiments.load import Load, arrivals, buckets, closed, figures, opened, together
 from experiments.measure import load_prompts
 from specdec_jax import facts, report
 from specdec_jax.engine import Engine
@@ -48,12 +49,14 @@ def make_engines(config, target, slots: Sequence[int]) -> dict[str, Engine]:
   return engines
 
 
-def record(config, engine: Engine, name: str, load: str, concurrency, repeats: int, run: Load, expected, executables):
-  """The results record of one run of `repeats`; `expected`: the target's own texts, where they must be equal."""
+def record(config, engine: Engine, name: str, load: str, concurrency, turns: Sequence[Load], expected, executables):
+  """The results record of all turns; `expected`: the target's own texts, where they must be equal."""
+  run = together(turns)
   stats, served = engine.stats(), run.served
   same = None if expected is None else sum(s.tokens == e for s, e in zip(served, expected, strict=True))
   found = {
-      **figures(run), "load": load, "method": name, "batch_use": stats["batch_use"],
+      **figures(run), "each": [figures(turn)["held_tokens_per_s"] for turn in turns], "load": load, "method": name,
+      "batch_use": stats["batch_use"],
       "buckets": {str(k): v for k, v in stats["buckets"].items()}, "queue": {str(k): v for k, v in stats["queue"].items()},
       "verify_tokens": {str(k): v for k, v in stats["verify_tokens"].items()}, **engine.plan}
   return common.record(
@@ -64,7 +67,7 @@ def record(config, engine: Engine, name: str, load: str, concurrency, repeats: i
       lossless={"contract": None if expected is None else 1, "identical": same, "n": len(served),
                 "holds": None if same is None else same == len(served)},
       compile={"count": executables, "seconds": None}, metrics=found,
-      notes="; ".join([f"median of {repeats}, load {os.getloadavg()[0]:.1f}", *stats["health"]]))
+      notes="; ".join([f"{len(turns)} turns, load {os.getloadavg()[0]:.1f}", *stats["health"]]))
 
 
 def main(argv):
@@ -97,34 +100,30 @@ def main(argv):
         for name, engine in engines.items():
           pinned = {k: v for k, v in engine.manifest().items() if k != "costs"}  # Which are measured anew.
           facts.claim(workdir / f"manifest_{name.replace(' ', '_')}_{max(slots)}.json", pinned | {"buckets": engine.buckets}, started)
-      runs = {name: [] for name in engines}
+      turns, asked, before = {name: [] for name in engines}, [], {}
+      count = max(config.requests_each * level, config.least_requests) if load == "closed" else config.open_requests
       for repeat in range(-1, repeats):
+        which = [(repeat * count + i) % len(requests) for i in range(count if repeat >= 0 else config.warm_up * count)]
         for name, engine in engines.items() if repeat % 2 else reversed(engines.items()):
           bar.update(task, advance=1, note=f"{load} {level:g}: {name}")
-          before = engine.compiled
-          engine.forget()
+          if repeat == 0:
+            engine.forget()
+            before[name] = engine.compiled
+          chosen = [requests[i] for i in which]
           if load == "closed":
-            run = closed(
-                engine, requests[: max(config.requests_each * level, config.least_requests)], level, temperature=config.temperature)
+            run = closed(engine, chosen, level, temperature=config.temperature)
           else:
             run = opened(
-                engine, requests[: config.open_requests],
-                arrivals(load, level, min(config.open_requests, len(requests)), config.burst, config.seed + repeat),
-                temperature=config.temperature)
-          if repeat < 0:
-            continue
-          runs[name].append(record(
-              config, engine, name, load, level if load == "closed" else max(engine.slot_buckets), repeats, run,
-              expected and expected[: len(run.served)], engine.compiled - before))
-          if load != "closed":
-            runs[name][-1]["metrics"]["rate"] = level
-      for found in runs.values():
-        records.append(sorted(found, key=lambda r: r["metrics"]["held_tokens_per_s"])[len(found) // 2])
-        if expected is not None:  # Of all repeats.
-          same = min(r["lossless"]["identical"] for r in found)
-          records[-1]["lossless"] |= {"identical": same, "holds": same == records[-1]["lossless"]["n"]}
-        records[-1]["compile"]["count"] = max(r["compile"]["count"] for r in found)
-        records[-1]["metrics"]["each"] = [r["metrics"]["held_tokens_per_s"] for r in found]
+                engine, chosen, arrivals(load, level, len(chosen), config.burst, config.seed + repeat), temperature=config.temperature)
+          if repeat >= 0:
+            turns[name].append(run)
+        asked += which if repeat >= 0 else []
+      for name, engine in engines.items():
+        records.append(record(
+            config, engine, name, load, level if load == "closed" else max(engine.slot_buckets), turns[name],
+            expected and [expected[i] for i in asked], engine.compiled - before[name]))
+        if load != "closed":
+          records[-1]["metrics"]["rate"] = level
         report.append(workdir / "results.jsonl", records[-1])
   screen.print(report.table(records, COLUMNS))
   (workdir / "load.md").write_text(report.markdown(records, COLUMNS) + "\n")

@@ -60,6 +60,11 @@ def _verified_cache(method: Method, dtype: str, length: int, params) -> Cache:
   return method.decoder.apply({"params": params}, tokens, method.decoder.init_cache(1, length, dtype))[2]
 
 
+def _live_bytes() -> int:
+  """Of all arrays of this process."""
+  return sum(x.nbytes for x in jax.live_arrays())
+
+
 def _powers(slots: int) -> tuple[int, ...]:
   """1, 4, 16, … and `slots`."""
   return tuple(sorted({4**i for i in range(10) if 4**i < slots} | {slots}))
@@ -180,7 +185,7 @@ class Engine:
 
   def forget(self) -> None:
     """Begins the counts of `stats` anew."""
-    self._invalid = 0
+    self._invalid, self._bytes_before = 0, None
     self._done: collections.deque[Served] = collections.deque(maxlen=4096)
     self._counts = {name: collections.Counter() for name in ("bucket", "verify_tokens", "queue", "slots")}
 
@@ -267,6 +272,8 @@ class Engine:
     row = {k: v if getattr(made, k) is None else getattr(made, k)[0] for k, v in (DEFAULTS | {"bias": None, "prompt": None}).items()}
     row |= {"caps": max_new_tokens, "stops": np.array(stop_ids + [-1] * (STOP_IDS - len(stop_ids)), np.int32),
             "seeds": np.array([made.keys[0], 0], np.uint32)}
+    if self._bytes_before is None:
+      self._bytes_before = _live_bytes()
     now, number = time.perf_counter(), next(self._ids)
     if self.method.schedule is not None or self.method.rule == "block":
       row["seeds"][1] = number % 2**32
@@ -828,7 +835,7 @@ class Engine:
     found = metrics.acceptance([s.rounds for s in drafted])
     rows = lambda name: dict(sorted(self._counts[name].items()))
     total = lambda name: sum(n * c for n, c in self._counts[name].items())
-    live = sum(x.nbytes for x in jax.live_arrays())
+    live, planned = _live_bytes(), self.plan["peak_bytes"] - self.plan["target_bytes"] - self.plan["drafter_bytes"]
     health = []
     if found["rounds"] >= 64 and found["accepted_length"] == 1.0:
       health.append(f"not one draft accepted in {found['rounds']} rounds")
@@ -837,6 +844,8 @@ class Engine:
       health.append(f"one token {repeats} times in a row")
     if self._warm is not None and self.compiled > self._warm:
       health.append(f"{self.compiled - self._warm} programs compiled after warm-up")
+    if self._bytes_before is not None and live - self._bytes_before > planned:
+      health.append(f"{live - self._bytes_before} bytes of arrays more than before the first request, with {planned} planned for caches")
     if self.restarts:
       health.append(f"{len(self.restarts)} failures of the device, last {self.restarts[-1]}")
     if self._invalid:

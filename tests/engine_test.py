@@ -203,6 +203,18 @@ class Letters:
     return [ord(c) - 48 for c in text]
 
 
+def test_memory_that_grows_is_seen():
+  """Arrays that stay behind, more than the plan has for caches, are named; those that the engine found there are not."""
+  there = [jnp.zeros(make().plan["peak_bytes"], jnp.int8)]
+  engine = make()
+  serve(engine, (3,))
+  assert not engine.stats()["health"]
+  left = jnp.zeros(engine.plan["peak_bytes"], jnp.int8)
+  assert "bytes of arrays more than before the first request" in engine.stats()["health"][0]
+  del left
+  assert there and not engine.stats()["health"]
+
+
 def test_stop_texts_across_rounds():
   target = dataclasses.replace(toys.target(), tokenizer=Letters())
   drafter = toys.block_drafter(toys.target())
