@@ -54,7 +54,8 @@ def main(argv):
         "profile_sps", target, drafter and {"name": drafter.name, "hash": drafter.hash}, dataset="synthetic", concurrency=slots,
         schedule="fixed", rule="token", speculation={"on": drafter is not None, "why": None if drafter else "no drafter"},
         notes=f"median of {config.repeats}, load {os.getloadavg()[0]:.1f}", compile={"count": None, "seconds": time.perf_counter() - began},
-        metrics={"tokens": list(table.tokens), "seconds": list(table.seconds), "spread": list(table.spread), "draft": list(table.draft)}))
+        metrics={"tokens": list(table.tokens), "seconds": list(table.seconds), "spread": list(table.spread), "draft": list(table.draft),
+            "alone": table.alone}))
     report.append(workdir / "results.jsonl", records[-1])
   (workdir / "sps.md").write_text("\n".join(lines) + "\n")
   plots.costs(records).savefig(workdir / "sps.png", dpi=120)

@@ -31,7 +31,8 @@ class CostTable:
   """tokens: the buckets, rising; seconds: the median time of a step at each, spread: half the distance of its quartiles.
 
   made_from: target, drafter (names and hashes), mesh, context, device, versions, date. draft: (requests, seconds) of the drafter's pass
-  alone, rising, the last one for as many as the steps drafted for; empty where it was not measured.
+  alone, rising, the last one for as many as the steps drafted for; empty where it was not measured. alone: seconds of a step without
+  drafts that keeps no drafter's context up either; None where it was not measured.
   """
 
   tokens: tuple[int, ...]
@@ -39,6 +40,7 @@ class CostTable:
   spread: tuple[float, ...]
   made_from: Mapping[str, Any]
   draft: tuple[tuple[int, float], ...] = ()
+  alone: float | None = None
 
   def __post_init__(self):
     if not self.tokens or list(self.tokens) != sorted(set(self.tokens)) or self.tokens[0] < 1:
@@ -89,6 +91,7 @@ class ServedCosts:
     self._fit: tuple[list[float], list[float]] | None = None  # `_fitted`, until the next round.
     self._bucket = np.searchsorted(grid, np.arange(1, grid[-1] + 1))
     self._saved = {n: max(table.draft[-1][1] - seconds, 0.0) for n, seconds in table.draft}
+    self.alone = min((table.alone or self._base) / self._base, 1.0)  # Of a round without drafts, where no context is kept up.
 
   @property
   def served(self) -> dict[int, float]:
@@ -101,11 +104,11 @@ class ServedCosts:
     seconds[1:] = np.maximum(seconds[1:] - self._saved.get(drafted, 0.0), 0.1 * seconds[1:])
     return 1 / seconds[self._bucket]
 
-  def observe(self, bucket: int, seconds: float, drafted: int | None = None) -> None:
-    """Takes in a round in which `drafted` slots of all were drafted for; a single one that was held up counts little. Called once a round,
-    so in plain numbers: arrays this small take longer."""
+  def observe(self, bucket: int, seconds: float, drafted: int | None = None, kept: bool = True) -> None:
+    """Takes in a round in which `drafted` slots of all were drafted for; kept: whether a drafter's context was kept up. A single
+    one that was held up counts little. Called once a round, so in plain numbers: arrays this small take longer."""
     i = self._grid.index(bucket)
-    seconds += self._saved.get(drafted, 0.0) if i else 0.0
+    seconds = seconds + self._saved.get(drafted, 0.0) if i else seconds if kept else seconds / self.alone
     known = self._served[i]
     least, most = (x[i] for x in self._fitted()) if known is None else (known * self._base,) * 2
     seconds = min(max(seconds, least / OUTLIER), most * OUTLIER)
@@ -152,7 +155,8 @@ def load(path: str | pathlib.Path, expected: Mapping[str, Any] | None = None) ->
   if found.pop("format", None) != FORMAT:
     raise ValueError(f"{path} is no cost table of format {FORMAT}")
   table = CostTable(
-      *(tuple(found[k]) for k in ("tokens", "seconds", "spread")), found["made_from"], tuple(map(tuple, found.get("draft", ()))))
+      *(tuple(found[k]) for k in ("tokens", "seconds", "spread")), found["made_from"], tuple(map(tuple, found.get("draft", ()))),
+      found.get("alone"))
   for key, value in (expected or {}).items():
     if table.made_from.get(key) != value:
       raise ValueError(f"{path} was measured with {key} {table.made_from.get(key)!r}, not {value!r}")

@@ -408,7 +408,7 @@ class Engine:
     self._insert(row, slot, request.kept, self._launch)
     self._held[slot] = request
     self._settings.clear()
-    self._fly((request,), None, output, None)
+    self._fly((request,), None, output, None, None, request.kept)
 
   def _insert(self, row: DecodeState, slot: int, kept: bool, launch: Callable) -> None:
     part, rest = self._part(kept)
@@ -438,7 +438,7 @@ class Engine:
     self._speculation.launched(drafting)
     self._behind += not drafting
     output = self._judge(self._launch, need, reach, self._settings[need], alive, made, bucket, kept)
-    self._fly(held, bucket, output, made.proposal.confidence, places)
+    self._fly(held, bucket, output, made.proposal.confidence, places, kept)
 
   def _draft(
       self, launch: Callable, need: str, reach: int, settings: Settings, alive, most, budget: int | None, places: Sequence[int] | None,
@@ -475,11 +475,11 @@ class Engine:
     self.compiled += PROGRAMS[program]._cache_size() - before
     return out
 
-  def _fly(self, requests, bucket, output, confidence, places=None) -> None:
+  def _fly(self, requests, bucket, output, confidence, places, kept) -> None:
     for leaf in jax.tree.leaves((output, confidence)):
       leaf.copy_to_host_async()
     self._flights.append(Flight(
-        tuple(r and (r, r.epoch) for r in requests), bucket, output, confidence, self._follows and bucket is not None, places))
+        tuple(r and (r, r.epoch) for r in requests), bucket, output, confidence, self._follows and bucket is not None, places, kept))
     self._follows = bucket is not None
 
   def _collect(self) -> None:
@@ -489,7 +489,8 @@ class Engine:
     output = packed.unpacked()
     before, self._collected = self._collected, time.perf_counter()
     if flight.follows and (self._flights[0].follows if self._flights else self._follows):  # Else it shared the device with a prompt.
-      self._speculation.observe(len(flight.requests), flight.bucket, self._collected - before, flight.places and len(flight.places))
+      self._speculation.observe(
+          len(flight.requests), flight.bucket, self._collected - before, flight.places and len(flight.places), flight.kept)
     survival = None
     if logits is not None:
       self._invalid += int(np.isnan(logits[output.ran]).sum())
@@ -763,6 +764,12 @@ class Engine:
             for n in self.draft_slots[size]}
         found = cost.measure(passes, repeats, {})
         tables[size] = dataclasses.replace(tables[size], draft=tuple(zip(found.tokens, found.seconds)))
+      if self._choosing:
+        rounds = {
+            1 + kept: functools.partial(lambda step: step()["round"], self._timed_round(size, size, context, need, whole=True, kept=kept))
+            for kept in (False, True)}
+        alone, plain = cost.measure(rounds, repeats, {}).seconds
+        tables[size] = dataclasses.replace(tables[size], alone=tables[size].seconds[0] * alone / plain)
     self._state = self._empty(self.slot_buckets[0])
     self._held = [None] * self.slot_buckets[0]
     return tables
@@ -778,7 +785,7 @@ class Engine:
     return {name: float(np.median([r[name] for r in runs])) for name in runs[0]}
 
   def _timed_round(
-      self, size: int, bucket: int, context: int, need: str, whole: bool = False, drafted: int | None = None,
+      self, size: int, bucket: int, context: int, need: str, whole: bool = False, drafted: int | None = None, kept: bool = True,
   ) -> Callable[[], dict[str, float]]:
     """A function that runs a round for nobody and says how many seconds its parts took, or the `whole` of one of some in a row."""
     self._check_idle("measuring")
@@ -806,7 +813,7 @@ class Engine:
         return out
 
       for _ in range(rounds):
-        output = self._dry_round(size, need, bucket, reach, settings, self._run if whole else timed, drafted or size)
+        output = self._dry_round(size, need, bucket, reach, settings, self._run if whole else timed, drafted or size, kept)
       jax.block_until_ready((output, self._state))
       return {"round": (time.perf_counter() - began) / rounds} if whole else times
 
@@ -825,7 +832,7 @@ class Engine:
         "schedule": self.schedule if isinstance(self.schedule, str) else getattr(self.schedule, "__name__", repr(self.schedule)),
         "rule": self.method.rule, "draft_length": self.method.draft_length, "slots": self.slots, "max_length": self.max_length,
         "calibration": dataclasses.asdict(calibration) if calibration else None,
-        "costs": {str(s): [list(t.tokens), list(t.seconds), list(t.draft)] for s, t in self.costs.items()} or None}
+        "costs": {str(s): [list(t.tokens), list(t.seconds), list(t.draft), t.alone] for s, t in self.costs.items()} or None}
 
   def stats(self) -> dict[str, Any]:
     """Of the requests that ended since `warm_up` or `forget` (4096 at most): acceptance figures (METRICS.md); distributions of verify

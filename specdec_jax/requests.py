@@ -71,7 +71,8 @@ class Filling:
 @dataclasses.dataclass(frozen=True)
 class Flight:
   """A launched round, or first token (bucket None), that was not read yet: who held its slots, at which epoch; follows: whether it is
-  a round and nothing but its programs was launched behind the round before it; places: the slots that were drafted for, where not all."""
+  a round and nothing but its programs was launched behind the round before it; places: the slots that were drafted for, where not all;
+  kept: whether a drafter's context was kept up."""
 
   requests: tuple[tuple[Request, int] | None, ...]
   bucket: int | None
@@ -79,3 +80,4 @@ class Flight:
   confidence: jax.Array | None
   follows: bool
   places: tuple[int, ...] | None
+  kept: bool

@@ -12,6 +12,7 @@ from specdec_jax.typing import Float
 
 SMOOTHING = 0.7  # Weight of the past in running means of confidences and acceptance.
 MARGIN = 1.1  # Times the tokens per second without drafts that drafts must promise: catching up and reading prompts cost the drafter, too.
+CONTEXT_MARGIN = 1.15  # The same, for a context to be kept up: a request's first drafts, of which nothing is known, may be in vain.
 PROBE_EVERY, LEAST_PROBES = 64, 1024  # Rounds without any draft after which some are made, to see; doubled every time.
 ENDED = 64  # Requests that ended last, which those to come are taken to be like; drafts are worth their while until an eighth have ended.
 WEIGHED_EVERY = 16  # Times that the same is said of the same requests, or at the same load: weighing takes the host a tenth of a round.
@@ -121,11 +122,11 @@ class Speculation:
       return True
     asked, found = self._weighed.get((running, size), (0, False))
     if asked % WEIGHED_EVERY == 0:
-      known, gains = np.stack(self._ended), []
+      known, times = np.stack(self._ended), []  # Times: for as many tokens, over that of rounds without drafts but with a context.
       for first in range(0, len(known), running):
         some = np.take(known, range(first, first + running), 0, mode="wrap")
-        gains.append(self._best(some, [0] * running, running, size, passes)[2])
-      found = bool(np.mean(gains) > MARGIN)
+        times.append(1 / self._best(some, [0] * running, running, size, passes)[2])
+      found = bool(CONTEXT_MARGIN * np.mean(times) < self.costs[size].alone)
     self._weighed[running, size] = asked + 1, found
     return found
 
@@ -139,10 +140,11 @@ class Speculation:
     """A round is under way, with drafts or without."""
     self._undrafted = 0 if drafting else self._undrafted + 1
 
-  def observe(self, size: int, bucket: int, seconds: float, drafted: int | None = None) -> None:
-    """What a round of `size` slots took that followed another one at once; drafted: the slots that its drafter's pass was cut to."""
+  def observe(self, size: int, bucket: int, seconds: float, drafted: int | None = None, kept: bool = True) -> None:
+    """What a round of `size` slots took that followed another one at once; drafted: the slots that its drafter's pass was cut to; kept:
+    whether it kept a drafter's context up."""
     if self.adaptive and size in self.costs:
-      self.costs[size].observe(bucket, seconds, drafted)
+      self.costs[size].observe(bucket, seconds, drafted, kept)
 
   def learn(self, worth: Worth, drafted: int, accepted: int, survival: Float["L"] | None, running: int, size: int) -> None:
     """From a request's round: the survival of its drafts (None: not known), and how many were verified and accepted."""

@@ -116,3 +116,14 @@ def test_a_pass_over_fewer_requests_takes_less():
   np.testing.assert_allclose(1 / costs.sps(1)[7], 2.5)
   costs.observe(4, 1.1)
   np.testing.assert_allclose(1 / costs.sps(1)[3], 1.1)
+
+
+def test_rounds_that_keep_no_context_are_counted_in_those_that_do():
+  """What they take less is the table's to say: seen, they tell the pace."""
+  costs = cost.ServedCosts(cost.CostTable((4, 8), (1.0, 2.0), (0.0,) * 2, {}, alone=0.8), (4, 8))
+  assert costs.alone == pytest.approx(0.8)
+  for _ in range(100):
+    costs.observe(4, 1.6, kept=False)
+  np.testing.assert_allclose(1 / costs.sps()[[3, 7]], [2.0, 4.0], rtol=1e-3)
+  for alone in (None, 1.2):  # Not measured, or by chance longer.
+    assert cost.ServedCosts(cost.CostTable((4, 8), (1.0, 2.0), (0.0,) * 2, {}, alone=alone), (4, 8)).alone == 1.0

@@ -130,11 +130,11 @@ def test_whether_a_context_is_kept_for_drafts():
   """As long as little is known it is; then where requests like the last ones would gain on the whole, also by a few of them that gain
   much; else for one in many."""
   good, bad, fair = 0.95 ** np.arange(1, 8), 0.1 ** np.arange(1, 8), 0.5 ** np.arange(1, 8)
-  table = lambda dear: cost.CostTable((4, 8, 32), (1.0, dear, dear), (0.0,) * 3, {})
+  table = lambda dear, alone: cost.CostTable((4, 8, 32), (1.0, dear, dear), (0.0,) * 3, {}, alone=alone)
 
-  def kept(dear, survivals, running=4):
+  def kept(dear, survivals, running=4, alone=None):
     policy = Speculation(7, {4: (4, 8, 32)}, True)
-    policy.use_costs({4: table(dear)})
+    policy.use_costs({4: table(dear, alone)})
     assert policy.keeps(running, 4, (4,))
     for survival in survivals:
       policy.ended(Worth(survival=survival))
@@ -143,4 +143,8 @@ def test_whether_a_context_is_kept_for_drafts():
 
   assert all(kept(2.0, [good] * 8)) and all(kept(9.0, [bad] * 7))
   assert sum(kept(9.0, [good] * 8)) == 2 and sum(kept(2.0, [bad] * 8)) == 2
-  assert all(kept(3.0, [good] * 4 + [bad] * 12)) and sum(kept(3.0, [fair] * 16)) == 2
+  assert all(kept(3.0, [good] * 8 + [bad] * 8)) and sum(kept(3.0, [fair] * 16)) == 2
+  # Where a fifth of the requests is served twice as fast, all together are so only by a tenth.
+  assert sum(kept(3.0, [good] * 4 + [bad] * 16)) == 2
+  # The price of a context, in every round.
+  assert sum(kept(2.0, [good] * 8, alone=0.3)) == 2
