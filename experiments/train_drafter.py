@@ -150,9 +150,10 @@ def train(config, workdir: pathlib.Path) -> pathlib.Path | None:
       trainable, loss, adamw(learning_rate(config.learning_rate, config.steps)), batch_at, config.steps, workdir, config.seed,
       {"target": target.params, "frozen": frozen}, save_every=config.save_every, evaluate=evaluate, facts={
           "drafter": c.to_published(), "target": target.hash, "rows": hashlib.sha256(packed.tokens.tobytes()).hexdigest()[:16],
-          **({"micro_batches": config.micro_batches} if config.micro_batches > 1 else {}), **({} if config.soft else {"soft": False}),
+          **({"micro_batches": config.micro_batches} if config.micro_batches > 1 else {}),
           "loss": config.loss.to_dict(), "features": config.feature_dtype if cache is not None else "on the fly", **{k: config[k] for k in (
-              "seed", "batch", "anchors", "anchor_rule", "ce_share", "steps", "learning_rate")}}, mesh=mesh, transposed=model.transposed,
+              "seed", "batch", "anchors", "anchor_rule", "soft", "ce_share", "steps", "learning_rate")}}, mesh=mesh,
+      transposed=model.transposed,
       micro_batches=config.micro_batches)
   trained, frozen = sharding.fetch((trained, frozen), mesh)
   if jax.process_index() > 0:

@@ -411,8 +411,9 @@ class Engine:
     self._fly((request,), None, output, None, None, request.kept)
 
   def _insert(self, row: DecodeState, slot: int, kept: bool, launch: Callable) -> None:
-    part, rest = self._part(kept)
-    self._state = launch("insert", self.target.decoder.stacked, part, row, np.int32(slot)).replace(**rest)
+    aside = self._aside(kept)
+    part = self._state.replace(**dict.fromkeys(aside))
+    self._state = launch("insert", self.target.decoder.stacked, part, row, np.int32(slot)).replace(**aside)
 
   def _round(self) -> None:
     """Launches a round over the slots."""
@@ -451,13 +452,13 @@ class Engine:
       self, launch: Callable, need: str, reach: int, settings: Settings, alive, made: Draft, bucket: int, kept: bool = True,
   ) -> Packed:
     """Verifies and commits; the state is that after the round then. kept: whether any request's context is kept up for the drafter."""
-    (method, weights), (state, kept_back) = self._keeper(kept), self._part(kept)
-    cache, rest = state.cache, state.replace(cache=None)
+    (method, weights), aside = self._keeper(kept), self._aside(kept)
+    cache, rest = self._state.cache, self._state.replace(cache=None, **dict.fromkeys(aside))
     verified = launch("verify", method, bucket, reach, self.target.params, cache, rest, made, alive)
     cache, fed = verified.cache.replace(fed=()), verified.cache.fed  # The one is given away, the other cannot be used again.
     state, output = launch(
         "commit", method, need, self.target.vocab, weights, rest, cache, verified.replace(cache=None), made, settings, alive, fed)
-    self._state = state.replace(**kept_back)
+    self._state = state.replace(**aside) if aside else state
     return output
 
   def _launch(self, program: str, *args):
@@ -662,10 +663,9 @@ class Engine:
     """(method, weights of the drafter) of programs that keep its context up, or not."""
     return (self.method, self._weights) if kept else (self._alone, None)
 
-  def _part(self, kept: bool) -> tuple[DecodeState, dict[str, Any]]:
-    """(the state that such programs take, the fields of the other part)."""
-    state = self._state
-    return (state, {}) if kept else (state.replace(drafter=None, pending=None), {"drafter": state.drafter, "pending": state.pending})
+  def _aside(self, kept: bool) -> dict[str, Any]:
+    """The fields of the state that such programs do not take."""
+    return {} if kept else {"drafter": self._state.drafter, "pending": self._state.pending}
 
   def _pick(self, held: Sequence[Request | None], most: Int["B"]) -> tuple[int | None, int | None, tuple[int, ...] | None]:
     """(drafts that the schedule may admit, rows of the verify call, slots to draft for). No budget where the lengths are fixed; no bucket

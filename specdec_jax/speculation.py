@@ -16,6 +16,7 @@ CONTEXT_MARGIN = 1.15  # The same, for a context to be kept up: a request's firs
 PROBE_EVERY, LEAST_PROBES = 64, 1024  # Rounds without any draft after which some are made, to see; doubled every time.
 ENDED = 64  # Requests that ended last, which those to come are taken to be like; drafts are worth their while until an eighth have ended.
 WEIGHED_EVERY = 16  # Times that the same is said of the same requests, or at the same load: weighing takes the host a tenth of a round.
+PACE_EVERY = 8  # Rounds without a drafter's context, of which one is counted.
 PROBE_REQUESTS = 64  # Turns of all slots, in which one request is given a drafter's context although drafts would not pay.
 JUDGED_AFTER = 8  # Rounds with drafts before a request's drafts are judged.
 PAUSE, LONGEST_PAUSE = 16, 256  # Rounds that a request goes without drafts that do not pay; doubled every time.
@@ -56,6 +57,7 @@ class Speculation:
     self._undrafted, self._probe = 0, PROBE_EVERY
     self._ended: collections.deque[np.ndarray] = collections.deque(maxlen=ENDED)  # Survival.
     self._refused, self._weighed = 0, {}
+    self._unkept = 0  # Rounds in a row without a context.
     self._unpaid, self._unweighed = None, 0  # What no drafts paid for when it was weighed last; rounds since.
 
   def use_costs(self, tables: Mapping[int, CostTable]) -> None:
@@ -142,8 +144,9 @@ class Speculation:
 
   def observe(self, size: int, bucket: int, seconds: float, drafted: int | None = None, kept: bool = True) -> None:
     """What a round of `size` slots took that followed another one at once; drafted: the slots that its drafter's pass was cut to; kept:
-    whether it kept a drafter's context up."""
-    if self.adaptive and size in self.costs:
+    whether it kept a drafter's context up: where not, some of many tell the pace."""
+    self._unkept = 0 if kept else self._unkept + 1
+    if self.adaptive and size in self.costs and self._unkept % PACE_EVERY == 0:
       self.costs[size].observe(bucket, seconds, drafted, kept)
 
   def learn(self, worth: Worth, drafted: int, accepted: int, survival: Float["L"] | None, running: int, size: int) -> None:

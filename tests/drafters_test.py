@@ -370,6 +370,35 @@ def test_reduced_vocabulary_is_measured_on_the_whole():
   assert np.isfinite(float(total)) and float(found["accept_rate@0"]) < 1e-5 and float(found["accuracy@0"]) == 0.0
 
 
+def test_block_drafters_on_the_targets_distribution():
+  """Soft cross-entropies, of all tokens and of the selector over the candidates, computed from whole distributions."""
+  target, drafter = toys.target(), make("dflash2")
+  model, table = drafter.model, head_table(target.params)
+  taps, hidden, positions = FEATURES(target.decoder, target.params, TOKENS, SEGMENTS, model.taps)
+  batch, labels = anchors.make_blocks(
+      TOKENS, SEGMENTS, positions, ANSWER, taps, jnp.asarray([[2, 11], [1, 5]]), jnp.ones((2, 2), bool), model.draft_length,
+      model.config.block)
+  rows = features.target_rows(hidden, labels.index)
+
+  @jax.jit
+  def found():
+    out = model.block_outputs(drafter.params, batch)
+    logits = out.rows @ model.table(drafter.params).T
+    values, ids = jax.lax.top_k(logits, model.config.candidates)
+    weights = losses.BlockLoss(0.0, 0.0, 0.0, 1.0, decay=2.0)
+    loss = lambda **change: losses.block_loss(
+        dataclasses.replace(weights, **change), model, drafter.params, out, rows, table, labels, soft=True)[0]
+    scores = model.select(drafter.params, out, ids, values)
+    return loss(), loss(ce=1.0, selector=0.0), logits, ids, scores, jax.nn.log_softmax(rows @ table.T, -1)
+
+  selector, ce, logits, ids, scores, logp = jax.device_get(found())
+  w = labels.supervised * np.exp(-np.arange(model.draft_length) / 2.0)
+  p, logq = np.exp(logp), np.asarray(jax.nn.log_softmax(logits, -1))
+  np.testing.assert_allclose(ce, -(w[..., None] * p * logq).sum() / w.sum(), rtol=1e-5)
+  share, logs = np.take_along_axis(p, ids, -1) * w[..., None], np.asarray(jax.nn.log_softmax(scores, -1))
+  np.testing.assert_allclose(selector, -(share * logs).sum() / share.sum(), rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["mtp", "eagle3 reduced, windowed"])
 def test_serial_drafters_on_true_tokens(name):
   """Cross-entropy on the token that a step predicts, where the text goes on to it and the drafter knows it, counted by hand."""

@@ -148,3 +148,13 @@ def test_whether_a_context_is_kept_for_drafts():
   assert sum(kept(3.0, [good] * 4 + [bad] * 16)) == 2
   # The price of a context, in every round.
   assert sum(kept(2.0, [good] * 8, alone=0.3)) == 2
+
+
+def test_rounds_without_a_context_are_counted_now_and_then():
+  """One of eight of those in a row, so that they cost the host little; the others, every one."""
+  policy, counted = Speculation(7, {4: (4, 32)}, True), []
+  policy.use_costs({4: cost.CostTable((4, 32), (1.0, 2.0), (0.0,) * 2, {})})
+  policy.costs[4].observe = lambda *args: counted.append(args[1:])
+  for kept in [False] * 20 + [True] * 3 + [False] * 8:
+    policy.observe(4, 4, 1.0, None, kept)
+  assert counted == [(1.0, None, False)] * 2 + [(1.0, None, True)] * 3 + [(1.0, None, False)]

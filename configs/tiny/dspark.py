@@ -33,7 +33,7 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
       kind="block", layers=2, block=7, taps=(1, 4, 6), head="markov", rank=64, confidence=True, confidence_with_head=True))
   c.loss = ml_collections.ConfigDict(dict(ce=0.1, tv=0.9, confidence=1.0, selector=1.0, decay=4.0))
   c.ce_share = 0.25  # of the steps, cross-entropy alone: TV learns slowly while q is far from p
-  c.soft = True  # serial drafters learn the target's distribution; False: the true token
+  c.soft = False  # cross-entropies on the target's distribution, as serial drafters are published, instead of the true token
   c.row_length = 320
   c.batch = 3  # rows of a micro-batch
   c.micro_batches = 1  # of a step

@@ -13,7 +13,7 @@ from configs.tiny import dspark
 
 def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c = dspark.get_config(variant)
-  c.name = "eagle3"
+  c.name, c.soft = "eagle3", True
   c.drafter = ml_collections.ConfigDict(dict(
       kind="eagle3", taps=(0, 1, 3, 4, 6), steps=7, own_embedding=False))
   if variant == "full":

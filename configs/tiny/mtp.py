@@ -12,7 +12,7 @@ from configs.tiny import dspark
 
 def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c = dspark.get_config(variant)
-  c.name = "mtp"
+  c.name, c.soft = "mtp", True
   c.drafter = ml_collections.ConfigDict(dict(
       kind="mtp", taps=(7,), steps=1, own_embedding=False))
   c.anchors = 0

@@ -183,12 +183,13 @@ def slot_weights(supervised: Bool["B A L"], decay: float | None) -> Float["B A L
 
 def block_loss(
     weights: BlockLoss, model, params, out: DraftOutputs, target_rows: Float["B A L D"], target_table: Float["V D"], labels: Labels,
-    target_cap: float | None = None,
+    target_cap: float | None = None, soft: bool = False,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """The loss of teacher-forced blocks and its metrics; each term is a weighted sum over a sum of weights.
 
   model: the drafter's functions, of which `table` and, with a selector, `select` are used; target_rows: final-normed
-  hidden states of the target that predict the labels; target_table [V,D]: its head, whose logits `target_cap` caps.
+  hidden states of the target that predict the labels; target_table [V,D]: its head, whose logits `target_cap` caps. soft:
+  cross-entropies are on the target's distribution, of which the true token, as published, is one draw.
   """
   shape = labels.tokens.shape
   w = slot_weights(labels.supervised, weights.decay)
@@ -199,7 +200,7 @@ def block_loss(
       flat(out.rows), table, flat(target_rows), target_table, labels.tokens.reshape(-1), max(candidates, 1),
       cap=cap, target_cap=target_cap)
   terms = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), terms)
-  ce, l1 = mean(terms.nll), terms.l1
+  ce, l1 = mean(terms.cross if soft else terms.nll), terms.l1
   total, metrics = weights.ce * ce, {"ce_loss": ce}
   drafted = terms.ids[..., 0]
   if candidates:
@@ -207,11 +208,14 @@ def block_loss(
     scores = model.select(params, out, terms.ids, unary)
     at_target = soft_capped(
         jnp.einsum("bald,balcd->balc", target_rows, target_table[terms.ids], preferred_element_type=jnp.float32), target_cap)
-    l1 = sparse_l1(scores, jnp.exp(at_target - terms.target_lse[..., None]))
+    p = jnp.exp(at_target - terms.target_lse[..., None])
+    l1 = sparse_l1(scores, p)
     match = terms.ids == labels.tokens[..., None]
     found = match.any(-1)
-    nll = jax.nn.logsumexp(scores, -1) - jnp.sum(jnp.where(match, scores, 0.0), -1)
-    selector = mean(jnp.where(found, nll, 0.0), w * found)
+    share = p if soft else match.astype(scores.dtype)
+    covered = share.sum(-1)
+    nll = covered * jax.nn.logsumexp(scores, -1) - jnp.sum(share * scores, -1)
+    selector = mean(nll / jnp.where(covered > 0, covered, 1.0), w * covered)
     total += weights.selector * selector
     supervised = jnp.maximum(labels.supervised.sum(), 1)
     metrics |= {"selector_loss": selector, "candidate_recall": (found & labels.supervised).sum() / supervised,

@@ -24,7 +24,8 @@ class Objective:
 
   anchors_per_row: columns or blocks that are drafted from; 0, serial drafters only, for every column. anchor_rule, loss,
   ce_share: of block drafters only; before the share `ce_share` of training, cross-entropy stands in for TV, which learns
-  slowly while q is far from p. soft: of serial drafters only; whether they learn the target's distribution, or the true token.
+  slowly while q is far from p. soft: whether cross-entropies are on the target's distribution, as serial drafters are published, or on
+  the true token, as block drafters are.
   batch: tokens, segments, answer [B,S], progress (0 to 1), and from a feature cache `cached`. constants: "target", its
   parameters, and "frozen", the drafter's.
   """
@@ -35,7 +36,7 @@ class Objective:
   anchor_rule: str = "cumulative"
   loss: losses.BlockLoss = losses.BlockLoss()
   ce_share: float = 0.0
-  soft: bool = True
+  soft: bool = False
 
   def __post_init__(self):
     if self.anchors_per_row < (1 if isinstance(self.model.config, DrafterConfig) else 0):
@@ -73,7 +74,7 @@ class Objective:
       return losses.serial_loss(model.config.step_decay, model, params, out, inputs, batch["answer"], hidden, table, cap, self.soft)
     warm = batch["progress"] < self.ce_share
     weights = dataclasses.replace(w, ce=jnp.where(warm, 1.0, w.ce), tv=jnp.where(warm, 0.0, w.tv))
-    return losses.block_loss(weights, model, params, out, features.target_rows(hidden, labels.index), table, labels, cap)
+    return losses.block_loss(weights, model, params, out, features.target_rows(hidden, labels.index), table, labels, cap, self.soft)
 
 
 def initial(model: BlockDrafter | SerialDrafter, target: Target, packed: packing.Rows, seed: int):
