@@ -20,5 +20,5 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
     for method in c.methods.values():
       if method.drafter:
         method.drafter = smollm2.folder(method.drafter.rpartition("/")[2])
-    c.prompts_per_dataset, c.max_length, c.repeats, c.open_loops = 30, 640, 1, ()
+    c.prompts_per_dataset, c.max_length, c.repeats, c.warm_up, c.open_loops = 30, 640, 3, 1, ()
   return c
