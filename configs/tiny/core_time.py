@@ -1,5 +1,5 @@
-"""Methods whose 2400 steps take less core-time than the hybrid's, trained for as long as that takes: 17 core-minutes of the machine that all
-of them were timed on; configs/tiny/core_time_compare.py evaluates them.
+"""Methods whose 2400 steps take less core-time than the hybrid's, trained for as long as that takes: 17 core-minutes of the machine that
+all of them were timed on; configs/tiny/core_time_compare.py evaluates them.
 
   python -m experiments.train_drafter --config=configs/tiny/core_time.py:mtp --workdir=runs/tiny_core_time_mtp
   python -m experiments.train_drafter --config=configs/tiny/core_time.py:eagle3 --workdir=runs/tiny_core_time_eagle3
