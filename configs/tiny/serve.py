@@ -14,9 +14,9 @@ def get_config(variant: str = "full") -> ml_collections.ConfigDict:
   c.target = "tiny"
   c.dtype = "float32"  # or bfloat16
   fixed = lambda n: dict(drafter="tiny/dspark", schedule="fixed", draft_length=n)
-  c.methods = ml_collections.ConfigDict({
-      "target alone": dict(drafter="", schedule="fixed"), "MTP-1": dict(drafter="tiny/mtp", schedule="fixed"),
-      "fixed 2": fixed(2), "fixed 4": fixed(4), "fixed 7": fixed(7), "asynchronous": dict(drafter="tiny/dspark", schedule="asynchronous")})
+  c.methods = ml_collections.ConfigDict({  # The last two take their turns one behind the other.
+      "MTP-1": dict(drafter="tiny/mtp", schedule="fixed"), "fixed 2": fixed(2), "fixed 4": fixed(4), "fixed 7": fixed(7),
+      "asynchronous": dict(drafter="tiny/dspark", schedule="asynchronous"), "target alone": dict(drafter="", schedule="fixed")})
   c.prompts = ml_collections.ConfigDict(dict(maths="tiny", code="tiny", chat="tiny"))
   c.prompts_per_dataset = 100
   c.system = ""
