@@ -12,7 +12,7 @@ from specdec_jax.typing import Float
 
 SMOOTHING = 0.7  # Weight of the past in running means of confidences and acceptance.
 MARGIN = 1.1  # Times the tokens per second without drafts that drafts must promise: catching up and reading prompts cost the drafter, too.
-CONTEXT_MARGIN = 1.2  # The same, for a context to be kept up: a request's first drafts, of which nothing is known, and its last are in vain.
+CONTEXT_MARGIN = 1.2  # The same, for a context to be kept up: first drafts, of which nothing is known, and the last ones are in vain.
 PROBE_EVERY, LEAST_PROBES = 64, 1024  # Rounds without any draft after which some are made, to see; doubled every time.
 ENDED = 64  # Requests that ended last, which those to come are taken to be like; drafts are worth their while until an eighth have ended.
 WEIGHED_EVERY = 16  # Times that the same is said of the same requests, or at the same load: weighing takes the host a tenth of a round.
