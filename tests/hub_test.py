@@ -41,7 +41,7 @@ def test_target_round_trip(tmp_path, changes):
     again = specdec_jax.load_target(tmp_path / "a", **options)
     assert again.config == target.config
     tokens = np.arange(12).reshape(2, 6)
-    np.testing.assert_allclose(again.forward(tokens).logits, target.forward(tokens).logits, atol=1e-5)
+    np.testing.assert_allclose(again.forward(tokens).logits, target.forward(tokens).logits, atol=5e-5)
   equal_trees(specdec_jax.load_target(tmp_path / "a", **PLAIN).params, target.params)
   assert ("lm_head.weight" in load_file(tmp_path / "a" / "model.safetensors")) == (not target.config.tied)
 

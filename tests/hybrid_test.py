@@ -287,7 +287,7 @@ def test_flattened_rows_are_the_padded_ones():
   padded, flat = verify(method, t.params, state, made, None, None), verify(method, t.params, state, made, 6, 10)
   kept = jnp.array([3, 0, 2])
   for b, rows in ((0, 3), (2, 2)):
-    np.testing.assert_allclose(flat.logits[b, :rows], padded.logits[b, :rows], atol=1e-5)
+    np.testing.assert_allclose(flat.logits[b, :rows], padded.logits[b, :rows], atol=5e-5)
   for x, y in zip(jax.tree.leaves(flat.cache.commit(kept).states), jax.tree.leaves(padded.cache.commit(kept).states)):
     np.testing.assert_allclose(x, y, atol=1e-5)
 
