@@ -128,13 +128,13 @@ def rules(records: Sequence[Record], temperature: float, other: str, titles: dic
 
 
 def speeds(records: Sequence[Record], temperature: float, titles: dict[str, str] | None = None) -> Cells:
-  """Tokens/s, means over training seeds, and the speedup over the target alone in the same process, the mean over data sets."""
+  """Tokens/s of the first training seed, and the speedup over the target alone in the same process, the mean over data sets."""
   group = grouped(records, temperature)
   datasets = list(next(iter(group.values())))
-  mean = lambda rows, key: float(np.mean([r["metrics"][key] for r in rows]))
   alone = {r["dataset"]: r["metrics"]["tokens_per_s"] for r in records if not r["drafter"] and r["temperature"] == temperature}
   rows = [["target alone", *(f"{alone[d]:.0f}" for d in datasets), "1.00"]] if set(datasets) <= set(alone) else []
   for name, own in group.items():
-    speedup = np.mean([mean(own[d], "speedup") for d in datasets])
-    rows.append([(titles or {}).get(name, name), *(f"{mean(own[d], 'tokens_per_s'):.0f}" for d in datasets), f"{speedup:.2f}"])
+    found = [own[d][0]["metrics"] for d in datasets]
+    speedup = np.mean([m["speedup"] for m in found])
+    rows.append([(titles or {}).get(name, name), *(f"{m['tokens_per_s']:.0f}" for m in found), f"{speedup:.2f}"])
   return [f"tokens/s, temperature {temperature:g}", *datasets, "speedup"], rows

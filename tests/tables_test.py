@@ -107,7 +107,7 @@ def test_comparison_over_training_seeds():
   _, rows = comparison.conditional_acceptances(made, 0.0)
   assert rows[3][:2] == ["mine", "b"] and rows[3][2:] == ["100", "50", "100"]
   _, rows = comparison.speeds(made, 0.0)
-  assert rows[1] == ["mine", "30", "20", "2.50"]
+  assert rows[1] == ["mine", "20", "20", "2.00"]
   for r in made:
     del r["metrics"]["by_request"]
   assert comparison.accepted_lengths(made, ("base",), 0.0)[1][1][1:3] == ["2.20", "3.00"]  # No documents, no interval.
