@@ -319,7 +319,7 @@ def same_context(context, slot: int, other, other_slot: int, length: int):
   """Asserts that a drafter's states have the same in these slots, `length` tokens."""
   for x, y in zip(*(jax.tree.leaves(z, is_leaf=lambda c: isinstance(c, Cache)) for z in (context, other)), strict=True):
     if not isinstance(x, Cache):
-      np.testing.assert_allclose(x[slot], y[other_slot], atol=1e-5)
+      np.testing.assert_allclose(x[slot], y[other_slot], rtol=1e-5, atol=1e-5)
       continue
     assert x.lengths[slot] == y.lengths[other_slot] == length
     for a, b in zip((*x.keys, *x.values), (*y.keys, *y.values), strict=True):
