@@ -31,8 +31,8 @@ class CostTable:
   """tokens: the buckets, rising; seconds: the median time of a step at each, spread: half the distance of its quartiles.
 
   made_from: target, drafter (names and hashes), mesh, context, device, versions, date. draft: (requests, seconds) of the drafter's pass
-  alone, rising, the last one for as many as the steps drafted for; empty where it was not measured. alone: seconds of a step without
-  drafts that keeps no drafter's context up either; None where it was not measured.
+  alone, rising, the last one for as many as the steps drafted for; empty where it was not measured. alone: seconds of a step of
+  tokens[0] that keeps no drafter's context up; None where it was not measured.
   """
 
   tokens: tuple[int, ...]
@@ -49,6 +49,8 @@ class CostTable:
       raise ValueError(f"a cost table needs one spread a bucket, not {list(self.spread)} for {list(self.tokens)}")
     if len(self.seconds) != len(self.tokens) or not all(math.isfinite(s) and s > 0 for s in self.seconds):
       raise ValueError(f"a cost table needs one positive time a bucket, not {list(self.seconds)} for {list(self.tokens)}")
+    if self.alone is not None and not (math.isfinite(self.alone) and self.alone > 0):
+      raise ValueError(f"a cost table needs a positive time of a step that keeps no context, or None, not {self.alone!r}")
 
   def bucket(self, tokens: int) -> int:
     """The smallest bucket that holds a step of so many tokens. Raises ValueError beyond the last one."""
@@ -91,7 +93,8 @@ class ServedCosts:
     self._fit: tuple[list[float], list[float]] | None = None  # `_fitted`, until the next round.
     self._bucket = np.searchsorted(grid, np.arange(1, grid[-1] + 1))
     self._saved = {n: max(table.draft[-1][1] - seconds, 0.0) for n, seconds in table.draft}
-    self.alone = min((table.alone or self._base) / self._base, 1.0)  # Of a round without drafts, where no context is kept up.
+    # A round's share of its seconds without drafts where no context is kept up; the table may be another number of slots'.
+    self.alone = 1.0 if table.alone is None else min(table.alone / table.seconds[0], 1.0)
 
   @property
   def served(self) -> dict[int, float]:

@@ -31,7 +31,7 @@ def test_measured_in_turn():
 
 
 def test_files_and_refusals(tmp_path):
-  table = cost.CostTable((1, 2), (1.0, 2.0), (0.0, 0.0), {"device": "toy", "target": "abc"})
+  table = cost.CostTable((1, 2), (1.0, 2.0), (0.0, 0.0), {"device": "toy", "target": "abc"}, ((1, 0.25),), 0.75)
   table.save(tmp_path / "sps.json")
   assert cost.load(tmp_path / "sps.json", {"target": "abc"}) == table
   with pytest.raises(ValueError, match="measured with target 'abc', not 'xyz'"):
@@ -41,6 +41,9 @@ def test_files_and_refusals(tmp_path):
   for tokens, seconds in (((), ()), ((2, 1), (1.0, 1.0)), ((1, 2), (1.0,)), ((1,), (0.0,)), ((1,), (float("nan"),))):
     with pytest.raises(ValueError, match="a cost table needs"):
       cost.CostTable(tokens, seconds, (0.0,) * len(tokens), {})
+  for alone in (0.0, -1.0, float("nan")):
+    with pytest.raises(ValueError, match="keeps no context"):
+      cost.CostTable((1,), (1.0,), (0.0,), {}, alone=alone)
 
 
 def test_roofline():
@@ -127,3 +130,5 @@ def test_rounds_that_keep_no_context_are_counted_in_those_that_do():
   np.testing.assert_allclose(1 / costs.sps()[[3, 7]], [2.0, 4.0], rtol=1e-3)
   for alone in (None, 1.2):  # Not measured, or by chance longer.
     assert cost.ServedCosts(cost.CostTable((4, 8), (1.0, 2.0), (0.0,) * 2, {}, alone=alone), (4, 8)).alone == 1.0
+  other = cost.ServedCosts(cost.CostTable((1, 8), (1.0, 2.0), (0.0,) * 2, {}, alone=0.8), (16, 32))  # More slots than the table's.
+  assert other.alone == pytest.approx(0.8)
